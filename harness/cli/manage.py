@@ -149,7 +149,7 @@ def tell(done: Iterable[Recovered]) -> None:
     """Prints a line for each run and for each handle that was undone."""
     for run in done:
         click.echo(f"{run.run_dir or run.run_id}: {run.problem or ('undone' if run.clean else 'INCOMPLETE')}")
-        for each in run.healed:
+        for each in run.results:
             said = "verified" if each.verified else f"NOT verified: {each.reason}"
             click.echo(f"  {each.record}: {in_words(each.handle)}: {said}")
         if run.note:

@@ -1,6 +1,6 @@
 """Serves the checkpoint folder over itself by FUSE while a job runs, by a server that notes what processes do there. As
-with a storage fault, the undo of the mount is guarded first: if any process dies, the reaper unmounts, and the files
-stay."""
+with a storage fault, the undo of the mount is written to disk first: if any process dies, the reaper unmounts, and the
+files stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchaos.harness.crash_explorer.recording_log import PERMIT
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.rollback.file_handles import File, Mount, mounts
-from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.running import capabilities
 
 MOUNT_S = 60.0  # seconds
@@ -41,7 +41,7 @@ class FuseMount:
         self._folder, self.home = folder.resolve(), home.resolve()
         self._tag = f"torchaos-{self.notes[0]}-{secrets.token_hex(4)}"
         self._stack = ExitStack()
-        self.reaper: Reaper | None = None  # guards the mount; None: a reaper is started, and ended
+        self.reaper: ReaperClient | None = None  # has the undo of the mount; None: a reaper is started, and ended
         self._mounted = 0  # the id of the mount
         self._server: subprocess.Popen[bytes] | None = None
         self.left: list[str] = []  # after the `with` block: a sentence for each change that could not be undone
@@ -103,11 +103,11 @@ class FuseMount:
         assert self._server.stdin
         switch = self._switch
         stack.callback(self._stop_server)
-        reaper = self.reaper or stack.enter_context(Reaper.start(self.home, self._tag))
+        reaper = self.reaper or stack.enter_context(ReaperClient.start(self.home, self._tag))
         switch.parent.mkdir(mode=0o700, exist_ok=True)
-        stack.callback(self._heal, reaper)
+        stack.callback(self._undo, reaper)
         handle = File.of(switch, switch.parent, switch.parent, hashlib.sha256(_ON).hexdigest())
-        reaper.guard(self._tag, [Mount.of(self._folder, self._tag), handle], owner=self._tag)
+        reaper.record_undo(self._tag, [Mount.of(self._folder, self._tag), handle], owner=self._tag)
         switch.write_bytes(_ON)
         with suppress(BrokenPipeError), self._server.stdin as permit:  # it may have died
             permit.write(PERMIT.encode())
@@ -120,9 +120,9 @@ class FuseMount:
                 raise ChaosError(f"{self._folder} can't be recorded: FUSE could not cover it: {why}")
             time.sleep(0.005)
 
-    def _heal(self, reaper: Reaper) -> None:
+    def _undo(self, reaper: ReaperClient) -> None:
         try:
-            self.left += [str(healed.reason) for healed in reaper.heal(self._tag) if not healed.verified]
+            self.left += [str(result.reason) for result in reaper.undo(self._tag) if not result.verified]
         except UndoError as error:
             self.left.append(str(error))
 

@@ -18,7 +18,7 @@ from torchaos.harness.crash_explorer.fuse_mount import FuseMount
 from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
-from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 
 _DIGITS = re.compile(r"\d+")
 
@@ -82,7 +82,7 @@ class ReadTracers:
     def __init__(self, home: Path) -> None:
         """`home`: a folder for files of the servers; it is removed in the end, unless a mount is left."""
         self._home, self._count = home, 0
-        self._reaper: Reaper | None = None
+        self._reaper: ReaperClient | None = None
         self._next: ReadTracer | None = None
         shutil.rmtree(home, ignore_errors=True)
 
@@ -102,14 +102,14 @@ class ReadTracers:
     def close(self) -> None:
         if self._next:
             self._next.give_up()
-        if self._reaper and all(healed.verified for healed in self._reaper.close()):
+        if self._reaper and all(result.verified for result in self._reaper.close()):
             shutil.rmtree(self._home, ignore_errors=True)
 
     def _new(self, folder: Path) -> ReadTracer:
         self._count += 1
         return ReadTracer(folder, self._home / str(self._count))
 
-    def _living(self) -> Reaper:
+    def _living(self) -> ReaperClient:
         if self._reaper:
             try:
                 self._reaper.check()
@@ -118,7 +118,7 @@ class ReadTracers:
                 self._reaper = None
         if self._reaper is None:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._reaper = Reaper.start(self._home, f"torchaos-lookout-{secrets.token_hex(4)}")
+            self._reaper = ReaperClient.start(self._home, f"torchaos-lookout-{secrets.token_hex(4)}")
         return self._reaper
 
 

@@ -1,8 +1,8 @@
 """The code that all servers of the checkpoint folder use. A server is started for each resume and must start quickly,
 so this module imports little.
 
-A server covers the folder only after it got a permit, because the undo of its mount must be guarded first. A server
-whose harness has died gets none. While a job runs, a recording is written to the files `operations` (a line for each
+A server needs a permit before it covers the folder: the undo of its mount must be on disk first. A server whose
+harness has died gets none. While a job runs, a recording is written to the files `operations` (a line for each
 operation), the bytes in `blobs/`, `collectives` and `plans` (operations.py), and `doubts`; recorded_run.py reads them
 afterwards.
 

@@ -107,10 +107,10 @@ def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = ""
 
 def _check(site: NodeSite, containers: Iterable[Hit]) -> None:
     """Raises TargetGone if a node now has another container than that whose undo is on disk."""
-    guarded = {handle.id for handle in site.guarded if isinstance(handle, Container)}
+    known = {handle.id for handle in site.undo_on_disk if isinstance(handle, Container)}
     for hit in containers:
-        if guarded and hit.id not in guarded:
-            raise TargetGone(f"node {hit.live.node.index} has another container than the guarded one")
+        if known and hit.id not in known:
+            raise TargetGone(f"node {hit.live.node.index} has another container than the one whose undo is on disk")
 
 
 def _report(site: NodeSite, hit: Hit, done: Future[object], since: float, action: str, reported: int = 0) -> int:

@@ -58,7 +58,7 @@ class OutsideSite:
     nodes: Sequence[LiveNode] = ()
     cluster: Sequence[LiveNode] = ()
     endpoints: Mapping[str, Any] = field(default_factory=dict)
-    guarded: Sequence[Handle] = ()
+    undo_on_disk: Sequence[Handle] = ()
 
     @property
     def pids(self) -> Sequence[int]:
@@ -67,7 +67,7 @@ class OutsideSite:
     def check(self, changes: Sequence[Handle]) -> None:
         for victim in self.victims:
             os.close(victim.open())
-        if any(change not in self.guarded for change in changes):
+        if any(change not in self.undo_on_disk for change in changes):
             raise TargetGone(f"fault {self.fault} would change things whose undo is not on disk")
 
     def signal(self, number: int) -> None:

@@ -69,7 +69,7 @@ class OwnDisk:
     def give_back(self, unmount: Callable[[], None], keep: bool) -> str | None:
         """Unmounts the disk. With `keep`, its files are copied out first, and the copy replaces the folder. Returns a
         sentence if files were lost, else None."""
-        if self.way_back.restored():
+        if self.way_back.is_undone():
             return f"{self.folder} was unmounted before its files were copied out; they are gone"
         kept, lost = self.folder.with_name(f".{self.folder.name}.kept"), None
         try:

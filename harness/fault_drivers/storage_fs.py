@@ -86,7 +86,7 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
 
     def _leave(self) -> None:
         try:
-            self._mount.restore()
+            self._mount.undo()
         finally:
             os._exit(0)
 

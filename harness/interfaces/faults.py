@@ -74,10 +74,10 @@ class Handle(Protocol):
         """The processes, files and other things that the undo may change. They are checked before the fault is applied,
         and before the undo."""
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         """Undoes the change: brings back the state from before. May be called again. First checks the identity of each
         thing, and changes nothing else."""
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         """Verifies the undo: whether the state is as before the change. The identity of the thing is checked, too,
         because a missing thing proves nothing."""

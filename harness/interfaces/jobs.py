@@ -204,7 +204,7 @@ class NodeSite(Site, Protocol):
         fault may touch only files in this folder."""
 
     @property
-    def guarded(self) -> Sequence[Handle]:
+    def undo_on_disk(self) -> Sequence[Handle]:
         """The handles from `changes`, whose undo is on disk. Empty before `apply` is called."""
 
     @property

@@ -58,7 +58,7 @@ class CpuCgroup:
     def touches(self) -> Touches:
         return Touches(marked=self.path)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         group, end = Path(self.path), time.monotonic() + _EMPTY_S
         while group.exists():
             for pid in _members(group):
@@ -70,7 +70,7 @@ class CpuCgroup:
                     raise
                 time.sleep(0.01)
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         return not Path(self.path).exists()
 
     def throttled(self) -> tuple[int, float]:
@@ -92,11 +92,11 @@ class FreezerCgroup(CpuCgroup):
 
     kind: ClassVar[str] = "freezer_cgroup"
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         state = Path(self.path) / "freezer.state"
         if state.exists():
             state.write_text("THAWED")
-        super().restore()
+        super().undo()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _PODS = "pods"
 _LOOK_S = 0.5
 _LEFT = 4  # exit code of `torchaos node`: something is left to undo
 _GRACE_S = 10  # seconds from SIGTERM to SIGKILL; the agents in the pods need less to undo everything
-_DELETE_S = 35.0  # seconds; the healer gives a handle 45 s
+_DELETE_S = 35.0  # seconds; a handle has 45 s for its undo
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,21 @@ class KubernetesObjects:
     def touches(self) -> Touches:
         return Touches(run_id=self.run_id)
 
-    def restore(self) -> None:
-        if self.restored():
+    def undo(self) -> None:
+        if self.is_undone():
             return
         self._kubectl.ask(
             "delete", self._all, *self._ours, "--ignore-not-found", "--wait=false", f"--grace-period={_GRACE_S}"
         )  # fmt: skip
-        self._await(
-            self.restored
-        )  # not by `kubectl delete --wait`, which does not wait if the user has no right to watch
+        # Not by `kubectl delete --wait`, which does not wait if the user has no right to watch.
+        self._await(self.is_undone)
 
     def remove(self) -> None:
         """Deletes the objects, and waits until their names can be used again."""
-        self.restore()
+        self.undo()
         self._await(self._gone)
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         """Whether nothing of the run is still running. A deleted pod whose containers have ended counts as gone,
         although the cluster still cleans up after it."""
         if self._gone():
@@ -111,11 +110,11 @@ class KubernetesAgent:
     def touches(self) -> Touches:
         return Touches(run_id=self.mark)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         if not self._is_gone() and self._in_pod("--recover"):
             raise OSError(f"in pod {self.pod}, not everything could be undone")
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         return self._is_gone() or not self._in_pod("--left")
 
     def _in_pod(self, option: str) -> int:
@@ -168,11 +167,11 @@ class KubernetesNode:
     def is_open(self) -> bool:
         return not self._now().get("spec", {}).get("unschedulable", False)
 
-    def restore(self) -> None:
-        if not self.restored():
+    def undo(self) -> None:
+        if not self.is_undone():
             self._patch(None, None)
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         annotations: Mapping[str, str] = self._now()["metadata"].get("annotations") or {}
         return annotations.get(LABEL) != label_of(self.run_id)
 
@@ -229,7 +228,7 @@ class SlurmWork:
     def touches(self) -> Touches:
         return Touches(run_id=self.name)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         for signal, wait_s in ((["--signal=TERM"] if self.job else [], _END_S), ([], _KILL_S)):
             end = time.monotonic() + wait_s
             # A completing job is cancelled, too: it may have been requeued, and would start again.
@@ -240,7 +239,7 @@ class SlurmWork:
         if left := self._ids():
             raise TimeoutError(f"Slurm has not ended {', '.join(left)} yet")
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         return not self._ids()
 
     def _ids(self, completing: bool = False) -> list[str]:
@@ -273,9 +272,9 @@ class SlurmNodeState:
     def touches(self) -> Touches:
         return Touches(run_id=self.run_id)
 
-    def restore(self) -> None:
-        if not self.restored():
+    def undo(self) -> None:
+        if not self.is_undone():
             ask(["scontrol", "update", f"nodename={self.host}", "state=resume"])
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         return about_node(self.host)[1] != self.reason

@@ -18,7 +18,7 @@ from torchaos.harness.rollback.file_handles import Touches
 
 _SETTLE_S = 0.3  # seconds between rounds; the engine may still carry out a request of a dead process
 _QUIET_S = 3.0  # seconds without a new object, after which no more objects are expected
-_END_S = 30.0  # seconds for all rounds; together with the last request, less than the healer's limit (BOUND_S)
+_END_S = 30.0  # seconds for all rounds; together with the last request, less than the limit of the undo (BOUND_S)
 _LEAST_S = 1.0  # seconds for a request when _END_S is over
 _AT_ONCE = 16
 
@@ -35,7 +35,7 @@ class _LabelledObjects:
     def touches(self) -> Touches:
         return Touches(run_id=self.run_id)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         """Removes everything with the run's label, in rounds, until no new object appears. Raises EngineError with the
         engine's first problem if that takes longer than _END_S seconds."""
         end, empty, quiet_from = time.monotonic() + _END_S, 0, time.monotonic()
@@ -55,7 +55,7 @@ class _LabelledObjects:
                 if problems or not present:
                     time.sleep(_SETTLE_S)
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         with engine(self.engine) as client:
             return not self._found(client)
 
@@ -149,12 +149,12 @@ class Container:
 
     def __post_init__(self) -> None:
         if self.part not in ("running", "network", "limits") or not (self.id and self.run_id):
-            raise ValueError(f"container {self.id} can't be guarded with the part {self.part!r}")
+            raise ValueError(f"container {self.id} can't be undone in the part {self.part!r}")
 
     def touches(self) -> Touches:
         return Touches(run_id=self.run_id)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         with engine(self.engine) as client:
             found = self._look(client)
             if found is None or self._is_good(found):
@@ -168,7 +168,7 @@ class Container:
             else:
                 client.update_container(self.id, **self.good)
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         with engine(self.engine) as client:
             found = self._look(client)
             return found is None or self._is_good(found)

@@ -116,14 +116,14 @@ class File:
         key = f"{self.path} {self.inode} {self.born_ns} {self.sha256}"
         return Path(self.copy or "").with_name(f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.made")
 
-    def restore(self) -> None:
-        if self.restored():
+    def undo(self) -> None:
+        if self.is_undone():
             return
         path = self._place()
         present = path.exists()
         if present and not self._ours(path):
             raise ValueError(
-                f"{path}: there is another file now, neither the guarded file nor the one that the fault made"
+                f"{path}: there is another file now, neither the original file nor the one that the fault made"
             )
         if self.sha256 is None:
             path.unlink()
@@ -131,7 +131,7 @@ class File:
             self._put_back(path)
         sync_folder(path.parent)
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         path = self._place()
         if self.yields and self._superseded(path):
             return True
@@ -257,11 +257,11 @@ class Mount:
         """The handle of a mount that is about to be made. Raises ValueError if there is already a mount with this
         tag."""
         handle = cls(str(target.resolve()), tag)
-        if not handle.restored():
+        if not handle.is_undone():
             raise ValueError(f"{target}: there is a mount of that name already")
         return handle
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         """Unmounts the mounts. Raises OSError if that fails, and ValueError if another mount was made on top of
         them."""
         for _layer in range(64):
@@ -277,7 +277,7 @@ class Mount:
                 code = ctypes.get_errno()
                 raise OSError(code, f"{self.target} can't be unmounted: {os.strerror(code)}")
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         return not any(self._is_ours(mount) for mount in mounts() if mount.target == self.target)
 
     def _is_ours(self, mount: MountInfo) -> bool:

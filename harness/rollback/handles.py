@@ -1,7 +1,7 @@
 """All kinds of handles. A handle describes the undo of one change. It is a frozen dataclass that can be stored as JSON.
 
-`restore` undoes the change. It may be called any number of times, and changes only what the handle names. If it fails,
-it raises ValueError or OSError with a sentence. `restored` verifies: it returns whether the change is undone."""
+`undo` undoes the change. It may be called any number of times, and changes only what the handle names. If it fails,
+it raises ValueError or OSError with a sentence. `is_undone` verifies: it returns whether the change is undone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Process:
 
     def __post_init__(self) -> None:
         if self.action not in ("resume", "end") or self.pid <= 1:
-            raise ValueError(f"process {self.pid} can't be guarded with the action {self.action!r}")
+            raise ValueError(f"process {self.pid} can't be undone by the action {self.action!r}")
 
     def touches(self) -> Touches:
         return Touches(process=(self.pid, self.start_ticks))
@@ -58,7 +58,7 @@ class Process:
             raise ProcessLookupError(f"there is no process {pid}")
         return cls(pid, found.ticks, action, processes.boot_id())
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         if self._of_earlier_boot():
             return
         if self.action == "end":
@@ -69,10 +69,10 @@ class Process:
                 # Sent also to a process that is not stopped (yet), because SIGCONT cancels a pending stop signal.
                 signal.pidfd_send_signal(fd, signal.SIGCONT)
                 deadline = time.monotonic() + 1.0
-                while not self.restored() and time.monotonic() < deadline:
+                while not self.is_undone() and time.monotonic() < deadline:
                     time.sleep(0.001)
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         if self._of_earlier_boot():
             return True
         with processes.hold(self.pid, self.start_ticks) as fd:
@@ -83,7 +83,7 @@ class Process:
 
     def _end(self) -> None:
         if processes.is_own(self.pid):
-            raise ValueError(f"process {self.pid} is the process that heals, or an ancestor of it")
+            raise ValueError(f"process {self.pid} is the process that does the undo, or an ancestor of it")
         if processes.kill({self.pid: self.start_ticks}, time.monotonic() + processes.END_S):
             raise TimeoutError(f"process {self.pid} can't be killed, or not within {processes.END_S:.0f} s")
 
@@ -107,11 +107,11 @@ class JobProcesses:
     def touches(self) -> Touches:
         return Touches(run_id=self.run_id)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         if left := processes.end(partial(processes.family, self.run_id)):
             raise TimeoutError(f"processes of the job can't be killed, or not within {processes.END_S:.0f} s: {left}")
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         return not processes.family(self.run_id)
 
 
@@ -129,7 +129,7 @@ class PageSlot:
     def touches(self) -> Touches:
         return Touches(path=self.path, own=self.path)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         page = self._open()
         if page is None:
             return
@@ -139,7 +139,7 @@ class PageSlot:
         finally:
             page.close()
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         page = self._open()
         if page is None:
             return not processes.maps_deleted(self.path)

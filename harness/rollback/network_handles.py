@@ -34,25 +34,25 @@ class _InSpace:
     def touches(self) -> Touches:
         return Touches(network=self.space)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         """Undoes the change. Tries four times, because a tool that the dead harness had just started may interfere."""
         for again in (True, True, True, False):
             try:
                 if self.space.alive() and not self._is_good():
-                    self._take_back()
+                    self._undo_change()
                 return
             except OSError:
                 if not again and self.space.alive():
                     raise
                 time.sleep(0.1)
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         return not self.space.alive() or self._is_good()
 
     def _is_good(self) -> bool:
         raise NotImplementedError
 
-    def _take_back(self) -> None:
+    def _undo_change(self) -> None:
         raise NotImplementedError
 
 
@@ -72,7 +72,7 @@ class NftTable(_InSpace):
         tables = [item["table"] for item in listed if "table" in item]
         return not any((table["family"], table["name"]) == (self.family, self.table) for table in tables)
 
-    def _take_back(self) -> None:
+    def _undo_change(self) -> None:
         self.space.run(["nft", "delete", "table", self.family, self.table])
 
 
@@ -87,7 +87,7 @@ class LinkUp(_InSpace):
         shown = json.loads(self.space.run(["ip", "-j", "link", "show", "dev", self.device]))
         return "UP" in shown[0]["flags"]
 
-    def _take_back(self) -> None:
+    def _undo_change(self) -> None:
         self.space.run(["ip", "link", "set", "dev", self.device, "up"])
 
 
@@ -103,7 +103,7 @@ class Qdisc(_InSpace):
         shown = json.loads(self.space.run(["tc", "-j", "qdisc", "show", "dev", self.device]))
         return not any(qdisc.get("root") and qdisc["handle"] == QDISC_MARK for qdisc in shown)
 
-    def _take_back(self) -> None:
+    def _undo_change(self) -> None:
         self.space.run(["tc", "qdisc", "del", "dev", self.device, "root"])
 
 
@@ -121,7 +121,7 @@ class QueueRule(_InSpace):
     def _is_good(self) -> bool:
         return not any(self.chain in line.split() for line in self._rules())
 
-    def _take_back(self) -> None:
+    def _undo_change(self) -> None:
         jump = ["OUTPUT", "-j", self.chain]
         while any(line.split() == ["-A", *jump] for line in self._rules()):
             self.space.run([*IPTABLES, "-D", *jump])
@@ -153,7 +153,7 @@ class Names(_InSpace):
         except FileNotFoundError:  # the file was removed together with its run
             return True
 
-    def _take_back(self) -> None:
+    def _undo_change(self) -> None:
         with open(self.path, "r+") as file:
             file.truncate()
             file.write(self.text)
@@ -195,16 +195,16 @@ class Toxic:
     def _api(self) -> Api:
         return Api(self.pid, self.start_ticks, self.port)
 
-    def restore(self) -> None:
+    def undo(self) -> None:
         """Removes the toxics, and enables the proxy if the fault disabled it. Tries three times, because a last request
         of the dead harness may arrive in between. Raises OSError."""
         for _again in range(3):
-            if self.restored():
+            if self.is_undone():
                 return
             with suppress(ProcessLookupError):
                 self._api.ask(proxy=self.proxy, remove=self.mark, **({"enabled": True} if self.down else {}))
 
-    def restored(self) -> bool:
+    def is_undone(self) -> bool:
         if not self._api.alive():
             return True
         try:

@@ -5,10 +5,10 @@
 FD is one end of a socket pair; the harness holds the other. Both send JSON objects, one per line. The reaper first
 sends {"armed": pid}. Requests carry an `id`, which the answer repeats together with `ok` or `error`:
 
-    {"do": "guard", "record": a planned line of the undo log}    writes an undo record; ok when it is on disk
+    {"do": "record_undo", "record": a planned line of the undo log}  writes an undo record; ok when it is on disk
     {"do": "mark", "record", "state", "limit_s": seconds that are left from now on, or null}
-    {"do": "heal", "name": record or owner or null}              undoes these records; ok: a list of Healed
-    {"do": "end"}                                                undoes everything that is left; the reaper then exits
+    {"do": "undo", "name": record or owner or null}                  undoes these records; ok: a list of UndoResult
+    {"do": "end"}                           undoes everything that is left; the reaper then exits
 
 The reaper also undoes a record when its time limit is over, and everything when the harness is gone. It imports only
 the standard library, `wire` and its own package, because every run waits until it has started."""
@@ -30,7 +30,7 @@ from typing import Any
 
 from torchaos.harness.host import processes
 from torchaos.harness.rollback import undo_log
-from torchaos.harness.rollback.healer import Healed, Healer
+from torchaos.harness.rollback.undo_executor import UndoExecutor, UndoResult
 from torchaos.harness.rollback.undo_log import OpenRun, State, UndoLog, UndoRecord
 
 FORKS_S = 1.0  # seconds for a process that the harness forked just before its death to call exec
@@ -40,8 +40,8 @@ class Reaper:
     """The reaper's main loop. The main thread accepts requests and watches the time limits. Each undo has a thread of
     its own, so that a slow undo delays neither of them."""
 
-    def __init__(self, sock: socket.socket, healer: Healer, harness: int) -> None:
-        self._sock, self._healer = sock, healer
+    def __init__(self, sock: socket.socket, executor: UndoExecutor, harness: int) -> None:
+        self._sock, self._executor = sock, executor
         self._pidfd: int | None = None  # None: the harness has died already
         with suppress(ProcessLookupError):  # before the harness learns that the reaper is ready
             self._pidfd = os.pidfd_open(harness)
@@ -60,7 +60,7 @@ class Reaper:
             poll.register(self._pidfd, select.POLLIN)
         while self._pidfd is not None:
             ready = {fd for fd, _events in poll.poll(self._until_next_ms())}
-            self._heal_overdue()
+            self._undo_overdue()
             if self._sock.fileno() in ready:
                 lines = self._receive()
                 if lines is None:
@@ -72,7 +72,7 @@ class Reaper:
                 break
         if self._parent_image:
             processes.wait_for_forks(self._parent_image, FORKS_S)
-        self._healer.carry_out(None, "the harness is gone")
+        self._executor.carry_out(None, "the harness is gone")
 
     def send(self, answer: dict[str, Any]) -> None:
         with self._sending, suppress(OSError):  # the harness may be dead by now
@@ -83,11 +83,11 @@ class Reaper:
             return None
         return max(0.0, min(self._deadlines.values()) - time.monotonic()) * 1000 + 1
 
-    def _heal_overdue(self) -> None:
+    def _undo_overdue(self) -> None:
         for record, deadline in list(self._deadlines.items()):
             if deadline <= time.monotonic():
                 del self._deadlines[record]
-                _in_background(self._healer.carry_out, record, "its time limit was over")
+                _in_background(self._executor.carry_out, record, "its time limit was over")
 
     def _receive(self) -> list[bytes] | None:
         """The complete lines that have arrived. None at the end of the connection."""
@@ -102,16 +102,16 @@ class Reaper:
         """Carries out a request and answers it. Returns True if it was the last request."""
         id_, do = request.get("id"), request.get("do")
         try:
-            if do == "guard":
-                self._guard(UndoRecord.from_line(request["record"]))
+            if do == "record_undo":
+                self._record_undo(UndoRecord.from_line(request["record"]))
                 self.send({"id": id_, "ok": True})
             elif do == "mark":
                 self._mark(request["record"], State(request["state"]), request.get("limit_s"))
                 self.send({"id": id_, "ok": True})
-            elif do == "heal":
-                _in_background(self._heal, id_, request["name"])
+            elif do == "undo":
+                _in_background(self._undo, id_, request["name"])
             elif do == "end":
-                self._heal(id_, None)
+                self._undo(id_, None)
                 return True
             else:
                 raise ValueError(f"{do!r} is no request")
@@ -119,24 +119,24 @@ class Reaper:
             self.send({"id": id_, "error": str(error)})
         return False
 
-    def _guard(self, record: UndoRecord) -> None:
-        self._healer.guard(record)
+    def _record_undo(self, record: UndoRecord) -> None:
+        self._executor.record_undo(record)
         self._deadlines.pop(record.id, None)
         if record.limit_s is not None and record.irreversible is None:
             self._deadlines[record.id] = time.monotonic() + record.limit_s
 
     def _mark(self, name: str, state: State, limit_s: float | None) -> None:
-        if self._healer.mark(name, state):
+        if self._executor.mark(name, state):
             if limit_s is not None and name in self._deadlines:
                 self._deadlines[name] = min(self._deadlines[name], time.monotonic() + limit_s)
             return
         if state is State.APPLIED:
-            _in_background(self._healer.carry_out, name, "it was applied after it had been undone")
+            _in_background(self._executor.carry_out, name, "it was applied after it had been undone")
         raise ValueError(f"{name} has been undone already, at its time limit or on request")
 
-    def _heal(self, id_: object, name: str | None) -> None:
-        healed: list[Healed] = self._healer.heal(name, "on request")
-        self.send({"id": id_, "ok": [asdict(each) for each in healed]})
+    def _undo(self, id_: object, name: str | None) -> None:
+        results: list[UndoResult] = self._executor.undo(name, "on request")
+        self.send({"id": id_, "ok": [asdict(each) for each in results]})
 
 
 def _in_background(work: Any, *args: object) -> None:
@@ -156,11 +156,11 @@ def main(fd: int, run_dir: Path, run_id: str, harness: int) -> None:
     except OSError as error:
         sock.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         return
-    healer = Healer(log)
-    reaper = Reaper(sock, healer, harness)
+    executor = UndoExecutor(log)
+    reaper = Reaper(sock, executor, harness)
     reaper.send({"armed": os.getpid()})
     reaper.run()
-    if healer.is_done:
+    if executor.is_done:
         undo_log.remove(run_id)
 
 

@@ -1,9 +1,9 @@
 """The harness's connection to the reaper, which writes undos to disk before faults are applied, and carries them out.
 
-with Reaper.start(run_dir, run_id) as reaper:
-    reaper.guard("freeze-1", [Process.of(pid, "resume")], owner="freeze-1", limit_s=90.0)
+with ReaperClient.start(run_dir, run_id) as reaper:
+    reaper.record_undo("freeze-1", [Process.of(pid, "resume")], owner="freeze-1", limit_s=90.0)
     ...
-    healed = reaper.heal("freeze-1")
+    results = reaper.undo("freeze-1")
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchaos.harness.interfaces import ChaosError, Handle, Irreversible, UsageE
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.handles import to_json
-from torchaos.harness.rollback.healer import BOUND_S, Healed, Healer
+from torchaos.harness.rollback.undo_executor import BOUND_S, UndoExecutor, UndoResult
 
 ANSWER_S = 30.0  # seconds to wait for an answer, which may need an fsync on a busy disk
 
@@ -47,11 +47,11 @@ class _Lost(UndoError):
     """The reaper is gone."""
 
 
-class Reaper:
+class ReaperClient:
     """The harness's end of the connection to the reaper. Thread-safe: each fault uses it from its own thread.
 
-    If the reaper dies, `guard` and `mark` raise UndoError from then on, and `heal` undoes the changes in this process,
-    from the log."""
+    If the reaper dies, `record_undo` and `mark` raise UndoError from then on, and `undo` undoes the changes in this
+    process, from the log."""
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, run_dir: Path, run_id: str) -> None:
         self._process, self._sock, self._run_dir, self._run_id = process, sock, run_dir, run_id
@@ -59,12 +59,12 @@ class Reaper:
         self._waiting: dict[int, Future[Any]] = {}
         self._lost = ""  # why the reaper is lost; empty: it lives
         self._closed = False
-        self._guarded: dict[str, undo_log.UndoRecord] = {}
+        self._records: dict[str, undo_log.UndoRecord] = {}
         self._armed: Future[Any] = Future()
         threading.Thread(target=self._listen, name="reaper", daemon=True).start()
 
     @classmethod
-    def start(cls, run_dir: Path, run_id: str) -> Reaper:
+    def start(cls, run_dir: Path, run_id: str) -> ReaperClient:
         """Starts the reaper. Returns when the undo log is open and the reaper listens. Raises UndoError if that
         fails."""
         ours, theirs = socket.socketpair()
@@ -109,7 +109,7 @@ class Reaper:
     def pid(self) -> int:
         return self._process.pid
 
-    def guard(
+    def record_undo(
         self, record: str, handles: Sequence[Handle] | Irreversible, owner: str, limit_s: float | None = None
     ) -> None:
         """Writes the undo record `record`. Returns when the handles are on disk. The reaper undoes them `limit_s`
@@ -122,18 +122,18 @@ class Reaper:
             raw = [] if isinstance(handles, Irreversible) else [to_json(handle) for handle in handles]
         except (ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"{record}: changes() must return handles: {error}") from error
-        guarded = undo_log.UndoRecord(record, owner, raw, irreversible, limit_s)
-        self._ask(ANSWER_S, do="guard", record=guarded.to_line())
+        written = undo_log.UndoRecord(record, owner, raw, irreversible, limit_s)
+        self._ask(ANSWER_S, do="record_undo", record=written.to_line())
         with self._lock:
-            self._guarded[record] = guarded
+            self._records[record] = written
 
     def mark(
         self, record: str, state: Literal["maybe_applied", "applied"], limit_s: float | None = None
     ) -> None:  # fmt: skip
         """Records that a change is about to be made (`maybe_applied`) or was made (`applied`). From then on it may last
-        at most `limit_s` seconds, and no longer than the limit that `guard` set. Raises UndoError if that can't be
-        written, or if the record was undone before. After an error with `maybe_applied`, don't apply the fault. After
-        an error with `applied`, the fault is being undone."""
+        at most `limit_s` seconds, and no longer than the limit that `record_undo` set. Raises UndoError if that can't
+        be written, or if the record was undone before. After an error with `maybe_applied`, don't apply the fault.
+        After an error with `applied`, the fault is being undone."""
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:
@@ -142,50 +142,50 @@ class Reaper:
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 
-    def heal(self, name: str | None) -> list[Healed]:
+    def undo(self, name: str | None) -> list[UndoResult]:
         """Undoes all open records with this owner or name (None: all), the last written first. Returns the result of
         each handle that was not reported before. Raises UndoError if nothing can be undone at all."""
-        return self._heal(name, "heal")
+        return self._undo(name, "undo")
 
-    def close(self) -> list[Healed]:
-        """Undoes everything that is left, as `heal` does. The reaper has exited when this returns."""
+    def close(self) -> list[UndoResult]:
+        """Undoes everything that is left, as `undo` does. The reaper has exited when this returns."""
         if self._closed:
             return []
         self._closed = True
         try:
-            return self._heal(None, "end")
+            return self._undo(None, "end")
         finally:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ANSWER_S)
             self._abandon("it was closed")
             undo_log.settle(self._run_id, self._run_dir)  # a reaper that died could not remove its entry
 
-    def __enter__(self) -> Reaper:
+    def __enter__(self) -> ReaperClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _heal(self, name: str | None, do: str) -> list[Healed]:
+    def _undo(self, name: str | None, do: str) -> list[UndoResult]:
         with self._lock:
-            mine = [record for record in self._guarded.values() if name in (None, record.id, record.owner)]
-            everything = sum(len(record.handles) + 1 for record in self._guarded.values())
+            mine = [record for record in self._records.values() if name in (None, record.id, record.owner)]
+            everything = sum(len(record.handles) + 1 for record in self._records.values())
         try:
             # The reaper has its own time limits, and may have to finish an earlier undo first.
-            healed = [Healed(**raw) for raw in self._ask(ANSWER_S + 3 * BOUND_S * everything, do=do, name=name)]
+            results = [UndoResult(**raw) for raw in self._ask(ANSWER_S + 3 * BOUND_S * everything, do=do, name=name)]
         except _Lost:
-            return self._heal_here(name)
+            return self._undo_here(name)
         with self._lock:
             for record in mine:
-                if all(each.verified for each in healed if each.record == record.id):
-                    self._guarded.pop(record.id, None)
-        return healed
+                if all(each.verified for each in results if each.record == record.id):
+                    self._records.pop(record.id, None)
+        return results
 
-    def _heal_here(self, name: str | None) -> list[Healed]:
+    def _undo_here(self, name: str | None) -> list[UndoResult]:
         if undo_log.path_of(self._run_dir).exists():
-            return heal_from_log(self._run_dir, name)
+            return undo_from_log(self._run_dir, name)
         with self._lock:  # the run directory is gone, with the log
-            return Healer(None, self._guarded.values()).heal(name, "the reaper died")
+            return UndoExecutor(None, self._records.values()).undo(name, "the reaper died")
 
     def _ask(self, timeout_s: float, **request: Any) -> Any:
         answer: Future[Any] = Future()
@@ -234,7 +234,7 @@ class Reaper:
         self._sock.close()
 
 
-def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
+def undo_from_log(run_dir: Path, name: str | None = None) -> list[UndoResult]:
     """Undoes the changes that a dead reaper did not undo, and returns a result for each handle. `name`: the name of
     records of the undo log, or their owner; None: all. The list is empty if there is no log, because then nothing was
     changed. Raises UndoError if the log can't be read or belongs to another user, Busy if another process undoes the
@@ -245,16 +245,16 @@ def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
             writer = _writer(run_dir)
             records, damaged = undo_log.read(run_dir)
             within = {run_dir.resolve(), *undo_log.folder_of(run_dir)}
-            healed = Healer(writer, records, within).heal(name, "from the log")
-            return healed + [
-                Healed("?", {}, False, f"line {number} of {undo_log.path_of(run_dir)} can't be read")
+            results = UndoExecutor(writer, records, within).undo(name, "from the log")
+            return results + [
+                UndoResult("?", {}, False, f"line {number} of {undo_log.path_of(run_dir)} can't be read")
                 for number in damaged
             ]
     except BlockingIOError as error:
         raise Busy(f"{run_dir}: {error}") from error
     except OSError as error:
         raise UndoError(
-            f"{undo_log.path_of(run_dir)}: nothing can be healed from it: {error.strerror or error}"
+            f"{undo_log.path_of(run_dir)}: nothing can be undone from it: {error.strerror or error}"
         ) from error
     finally:
         if writer:
@@ -263,8 +263,8 @@ def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
 
 
 def _writer(run_dir: Path) -> undo_log.UndoLog | None:
-    """The log, opened for writing. None if the disk can't be written to. Then the undo is not recorded, and the next
-    healer repeats it."""
+    """The log, opened for writing. None if the disk can't be written to. Then the undo is not recorded, and is repeated
+    by the next process that reads the log."""
     try:
         return undo_log.UndoLog(run_dir, wait_s=5.0, create=False)
     except OSError as error:

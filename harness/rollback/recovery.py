@@ -16,8 +16,8 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.handles import JobProcesses, to_json
-from torchaos.harness.rollback.healer import Healed, Healer
-from torchaos.harness.rollback.reaper_client import Busy, UndoError, heal_from_log
+from torchaos.harness.rollback.reaper_client import Busy, UndoError, undo_from_log
+from torchaos.harness.rollback.undo_executor import UndoExecutor, UndoResult
 from torchaos.harness.rollback.undo_log import OpenRun, UndoRecord
 
 PROBES = ".probes"  # the mark of commands that conditions run is the run's id with this suffix
@@ -35,14 +35,14 @@ class LeftBehind(ChaosError):
 class Recovered:
     run_id: str
     run_dir: str
-    healed: tuple[Healed, ...] = ()  # the results of the handles that were undone now
+    results: tuple[UndoResult, ...] = ()  # the results of the handles that were undone now
     problem: str = ""  # why the run was not touched, or may not be clean
     note: str = ""
     spared: bool = False  # another process, or another machine, has to undo the run's changes
 
     @property
     def clean(self) -> bool:
-        return not self.problem and all(each.verified for each in self.healed)
+        return not self.problem and all(each.verified for each in self.results)
 
 
 def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
@@ -81,20 +81,20 @@ def recover(run: OpenRun, any_host: bool = False) -> Recovered:
     if run.lives(run.harness):
         return _spare(run, "it is still running; `torchaos halt` ends it")
     if run.lives(run.reaper):
-        return _spare(run, f"its reaper, process {run.reaper[0]}, is healing it")
+        return _spare(run, f"its reaper, process {run.reaper[0]}, is undoing it")
     folder, note = run.folder, ""
     try:
-        healed = heal_from_log(folder)
+        results = undo_from_log(folder)
         if not undo_log.path_of(folder).exists():
             note = "its run directory and undo log are gone: torchaos could only look for its processes"
         elif folder != Path(run.run_dir):
-            note = "its run directory is gone; it was healed from the copy of its undo log"
-        healed += _strays(run)
+            note = "its run directory is gone; it was undone from the copy of its undo log"
+        results += _strays(run)
     except Busy as error:
         return _spare(run, str(error))
     except UndoError as error:
         return Recovered(run.run_id, run.run_dir, problem=str(error))
-    done = Recovered(run.run_id, run.run_dir, tuple(healed), note=note)
+    done = Recovered(run.run_id, run.run_dir, tuple(results), note=note)
     if done.clean:
         with suppress(OSError):
             undo_log.remove(run.run_id)
@@ -149,7 +149,7 @@ def before_a_run(given_up: Callable[[], bool] = lambda: False) -> list[Recovered
 
 def why(result: Recovered) -> str:
     """Why the run is not clean. Empty if it is."""
-    bad = [each for each in result.healed if not each.verified]
+    bad = [each for each in result.results if not each.verified]
     return result.problem or "; ".join(f"{in_words(each.handle)}: {each.reason}" for each in bad)
 
 
@@ -159,9 +159,9 @@ def in_words(handle: Mapping[str, Any]) -> str:
     return f"{str(handle.get('kind', 'undo log')).replace('_', ' ')} {name}".strip()
 
 
-def _strays(run: OpenRun) -> list[Healed]:
+def _strays(run: OpenRun) -> list[UndoResult]:
     """Kills processes that have the mark of the run, whether or not the log names them, and even if the run directory
     is gone. Returns the results."""
     marks = [JobProcesses(mark) for mark in sorted(processes.marks_of(run.run_id))]
-    raw = [to_json(mark) for mark in marks if not mark.restored()]
-    return Healer(None, [UndoRecord("strays", "job", raw)]).heal(None, "found by their mark") if raw else []
+    raw = [to_json(mark) for mark in marks if not mark.is_undone()]
+    return UndoExecutor(None, [UndoRecord("strays", "job", raw)]).undo(None, "found by their mark") if raw else []

@@ -48,7 +48,7 @@ class State(str, Enum):
     APPLIED = "applied"
     ROLLED_BACK = "rolled_back"  # every handle was undone, but not verified yet
     VERIFIED = "verified"
-    FAILED = "failed"  # the reason is in `why`; the next healer tries again
+    FAILED = "failed"  # the reason is in `why`; the next undo tries again
 
 
 @dataclass
@@ -83,7 +83,7 @@ class UndoRecord:
             and isinstance(handles, list) and all(isinstance(handle, dict) for handle in handles)
             and isinstance(irreversible, (str, type(None))) and isinstance(limit_s, (int, float, type(None)))
         ):  # fmt: skip
-            raise ValueError("not a guarded record")
+            raise ValueError("not an undo record")
         return cls(record, owner, tuple(handles), irreversible, limit_s)
 
 
@@ -196,7 +196,7 @@ def _lock(fd: int, deadline: float) -> None:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise BlockingIOError("another process is healing this run") from None
+                raise BlockingIOError("another process is undoing this run") from None
             time.sleep(0.01)
 
 

@@ -30,7 +30,7 @@ from torchaos.harness.fault_drivers.network.links import Cut, Link
 from torchaos.harness.fault_drivers.network.udp_probe import Meter
 from torchaos.harness.host.netspace import Space
 from torchaos.harness.interfaces import JobSpec
-from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.reaper_client import ReaperClient
 from torchaos.harness.running.launchers.local import Netns
 
 GAP_S = 0.0005  # between two datagrams
@@ -105,16 +105,16 @@ def effects(marks: list[Any], record: Path) -> dict[str, dict[str, list[float]]]
     return found
 
 
-def by_harness(links: list[Link], reaper: Reaper) -> Way:
+def by_harness(links: list[Link], reaper: ReaperClient) -> Way:
     def cut(number: int) -> Cut:
         return Cut(f"bench-{number}", links[:1], links[1:])
 
     def partition(number: int) -> None:
-        reaper.guard(f"bench#{number}", cut(number).handles, owner="bench")
+        reaper.record_undo(f"bench#{number}", cut(number).handles, owner="bench")
         cut(number).apply()
 
     def heal(number: int) -> None:
-        if not all(undo.verified for undo in reaper.heal("bench")):
+        if not all(undo.verified for undo in reaper.undo("bench")):
             sys.exit("the harness could not take its partition back")
 
     return partition, heal
@@ -186,9 +186,9 @@ def main(rounds: int, docker: bool) -> None:
         (folder / "undo").mkdir()
         launcher = Netns()
         spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 2)
-        reaper = Reaper.start(folder, run)
+        reaper = ReaperClient.start(folder, run)
         try:
-            reaper.guard("launcher", launcher.resources(spec), owner="launcher")
+            reaper.record_undo("launcher", launcher.resources(spec), owner="launcher")
             links = [node.link for node in launcher.create(spec)]
             ways = {"harness": by_harness(links, reaper), "plain nft": by_nft(links), "plain tc": by_tc(links)}
             ends = links[0].space, links[1].space, links[0].address, links[1].address

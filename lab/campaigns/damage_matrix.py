@@ -137,8 +137,8 @@ def damaged(name: str, params: Mapping[str, Any], seed: int, root: Path, undo: P
         yield
     finally:
         for handle in reversed(handles):
-            handle.restore()
-        if not all(handle.restored() for handle in handles):
+            handle.undo()
+        if not all(handle.is_undone() for handle in handles):
             raise SystemExit(f"{name} with seed {seed} could not be put back in {root}")
 
 

@@ -183,7 +183,7 @@ class Session:
         self.nets = JobProcesses(keepers(mark))
         self.job = Job(
             lambda number: JobSpec(argv, self.folder, env, self.log, number, self.nodes), self.launcher, self.journal,
-            guard=lambda handles, number: None,
+            record_undo=lambda handles, number: None,
         )  # fmt: skip
         self.job.start()
         self.watch()
@@ -226,7 +226,7 @@ class Session:
         self.watching.stop()
         self.job.stop(0.0)
         if self.nodes > 1:
-            self.nets.restore()
+            self.nets.undo()
         self.journal.close()
 
 
@@ -273,7 +273,7 @@ def _cut(session: Session) -> Callable[[], None]:
     cut = Cut("stalls", links[:1], links[1:])
     cut.apply()
     (table,) = cut.handles
-    return table.restore
+    return table.undo
 
 
 def partitions(many: int) -> list[dict[str, Any]]:

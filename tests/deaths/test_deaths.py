@@ -30,7 +30,7 @@ def at(point: str, *who: str, nth: int = 1) -> At:
 SAMPLE = [
     Death("kill", (at("harness after start reaper", H),)),
     Death("kill", (at("harness after start process", H, nth=1),)),
-    Death("freeze-for", (at("harness after request guard", H, R, nth=2),)),
+    Death("freeze-for", (at("harness after request record_undo", H, R, nth=2),)),
     Death("freeze-on", (at("harness after signal", H),)),
     Death("freeze-on", (at("harness after event fault.applied", R),)),
     Death("freeze-on", (at("harness after event fault.applied", H), at("reaper before restore process", R))),
@@ -132,9 +132,9 @@ def test_there_is_nothing_to_choose_from() -> None:
 
 def test_the_choice_holds_every_event_first() -> None:
     """Every journal point is among the deaths, and a seed gives the same choice again."""
-    trace = ["harness after event run.stage 1", "harness after event run.stage 2", "harness before request guard 1",
-             "reaper before line planned 1", "harness after event job.started 1",
-             "harness after event fault.applied 1"]  # fmt: skip
+    trace = ["harness after event run.stage 1", "harness after event run.stage 2",
+             "harness before request record_undo 1", "reaper before line planned 1",
+             "harness after event job.started 1", "harness after event fault.applied 1"]  # fmt: skip
     ways = list(campaign.strata("kill", campaign.points_of(trace)))
     chosen = campaign.choose(ways, 5, random.Random(1))
     assert {death.at[0][0] for death in chosen if death.kind == H} >= {

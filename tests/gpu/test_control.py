@@ -25,7 +25,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def started(env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A process that waits to be killed. It runs already: right after exec(2), /proc does not show its environment yet."""
+    """A process that waits to be killed. It runs already: right after exec(2), /proc does not show its environment
+    yet."""
     line = ["sh", "-c", "echo ready; read _"]
     process = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -55,14 +56,14 @@ def test_orders_are_a_file_that_goes_when_it_is_taken_back(rank: subprocess.Pope
     """The handle is made first, holds for what is written then, and leaves the folder as it was; twice is once."""
     fault = Lost()
     (handle,) = handles_of(fault, site(rank))
-    assert handle.restored()
+    assert handle.is_undone()
     fault.apply(site(rank))
     (file,) = tmp_path.glob("*.nvml")
     assert file.read_text().splitlines()[0] == "gpu6.lost = 1", "local rank 1 has the second of the visible GPUs"
-    assert not handle.restored()
-    handle.restore()
-    handle.restore()
-    assert handle.restored()
+    assert not handle.is_undone()
+    handle.undo()
+    handle.undo()
+    assert handle.is_undone()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,7 +94,7 @@ def test_two_faults_have_files_of_their_own(rank: subprocess.Popen[bytes], tmp_p
     handles = [*handles_of(Lost(gpu=0), first), *handles_of(Xid(number=48), second)]
     Lost(gpu=0).apply(first)
     Xid(number=48).apply(second)
-    handles[0].restore()
+    handles[0].undo()
     assert [path.name for path in tmp_path.glob("*.nvml")] == ["two.nvml"]
 
 
@@ -341,7 +342,8 @@ def test_dcgm_is_asked_to_inject_and_felt_when_it_shows_the_value(
 
 
 def test_a_command_is_run_with_the_overlay(tmp_path: Path) -> None:
-    """`python -m torchaos.harness.fault_drivers.gpu` gives a command the library and the orders, and says what is wrong without one."""
+    """`python -m torchaos.harness.fault_drivers.gpu` gives a command the library and the orders, and says what is wrong
+    without one."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     (tmp_path / "orders.nvml").write_text("gpus = 3\n")
     wrapper = [sys.executable, "-m", "torchaos.harness.fault_drivers.gpu"]

@@ -32,9 +32,9 @@ from torchaos.harness.registry import find
 from torchaos.harness.release.repeats import Ask
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import Process, from_json, to_json
-from torchaos.harness.rollback.healer import Healed
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.rollback.recovery import LeftBehind
+from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
 from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.fault_checks import NotPermitted
@@ -52,7 +52,7 @@ class InProcessReaper:
         self._guarded: dict[str, list[Any]] = {}
         self.lost, self.dies_at = False, ""
 
-    def guard(self, record: str, handles: Any, owner: str, limit_s: float) -> None:
+    def record_undo(self, record: str, handles: Any, owner: str, limit_s: float) -> None:
         self._guarded.setdefault(owner, []).extend(handles if isinstance(handles, list) else ())
 
     def mark(self, record: str, state: str, limit_s: float | None = None) -> None:
@@ -63,11 +63,11 @@ class InProcessReaper:
         if self.lost:
             raise UndoError("the reaper is gone")
 
-    def heal(self, owner: str) -> list[Healed]:
+    def undo(self, owner: str) -> list[UndoResult]:
         raw = [to_json(handle) for handle in self._guarded.pop(owner, [])]
         for handle in raw:
-            from_json(handle).restore()
-        return [Healed(owner, handle, from_json(handle).restored()) for handle in raw]
+            from_json(handle).undo()
+        return [UndoResult(owner, handle, from_json(handle).is_undone()) for handle in raw]
 
 
 def process_of(pid: int, rank: int = 0) -> RankProcess:
@@ -274,7 +274,7 @@ def test_what_cannot_be_taken_back_is_exit_code_4_also_without_a_verdict(
 
     def rot(run: Run) -> None:
         lost = File.of(source, tmp_path, folder.undo)
-        run._reaper.guard("fault", [lost], owner="fault")
+        run._reaper.record_undo("fault", [lost], owner="fault")
         source.write_text("damaged")
         shutil.rmtree(folder.root)
 
@@ -309,8 +309,8 @@ def test_a_fault_that_lands_late_is_taken_back(tmp_path: Path, monkeypatch: pyte
         fault = PlannedFault("late", "process.freeze", "node", Target((0,)), After(0.0), {}, "", "")
         thread = threading.Thread(target=stop)
 
-        def roll_back(self) -> None:
-            run._reaper.heal("late")
+        def undo(self) -> None:
+            run._reaper.undo("late")
             taken_back.set()
 
         def join(self, timeout_s: float, hurried: Any = None) -> bool:
@@ -319,7 +319,7 @@ def test_a_fault_that_lands_late_is_taken_back(tmp_path: Path, monkeypatch: pyte
             return not self.thread.is_alive()
 
     def watch() -> None:
-        run._reaper.guard("late", [Process.of(sleep.pid, "resume")], owner="late")
+        run._reaper.record_undo("late", [Process.of(sleep.pid, "resume")], owner="late")
         run._reaper.mark("late", "maybe_applied")
         run._lives.append(Life())  # type: ignore[arg-type]
         Life.thread.start()

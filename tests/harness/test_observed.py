@@ -19,7 +19,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.running.conditions.commands import CommandFails, CommandSucceeds, DiskFree
 from torchaos.harness.running.engine import watches
-from torchaos.harness.running.engine.watches import Guards, Watches, check_disk
+from torchaos.harness.running.engine.watches import SelfCheck, Watches, check_disk
 from torchaos.harness.scenario.values import parse_size
 
 PLAN = Plan("watch", "", 0, PlannedJob(("torchrun",), "/", {}, 1, 1, 60.0), (), ())
@@ -104,19 +104,19 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=63 << 20))
     with pytest.raises(UsageError, match=r"66\.1 MB are free there, and a run needs 268\.4 MB"):
         check_disk(tmp_path)
-    assert "only 66.1 MB are free" in str(Guards(tmp_path).trouble())
+    assert "only 66.1 MB are free" in str(SelfCheck(tmp_path).trouble())
 
 
 def test_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A harness that has grown beyond its limit ends the run rather than the machine's memory."""
-    assert Guards(tmp_path).trouble() is None
+    assert SelfCheck(tmp_path).trouble() is None
     monkeypatch.setattr(watches, "MEMORY_MOST", 1 << 20)
-    assert "of memory" in str(Guards(tmp_path).trouble())
+    assert "of memory" in str(SelfCheck(tmp_path).trouble())
 
 
 def test_a_run_directory_that_is_gone(tmp_path: Path) -> None:
     """Somebody removed it: the run can't be recorded any more."""
-    assert "was removed" in str(Guards(tmp_path / "gone").trouble())
+    assert "was removed" in str(SelfCheck(tmp_path / "gone").trouble())
 
 
 def test_a_journal_that_cannot_be_written(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

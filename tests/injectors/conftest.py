@@ -42,8 +42,8 @@ class Operation:
 
     def take_back(self) -> bool:
         for handle in reversed(self.handles):
-            handle.restore()
-        return all(handle.restored() for handle in self.handles)
+            handle.undo()
+        return all(handle.is_undone() for handle in self.handles)
 
     @property
     def damaged(self) -> list[Mapping[str, Any]]:

@@ -58,7 +58,7 @@ def test_it_is_recorded_and_undone(operate: Operate, ranked_root: Path, name: st
     assert changed == {Path(one["file"]) for one in done.damaged}
     assert all(path.parent.name == "global_step20" or path.name == "latest" for path in changed), changed
     assert all(after[path][2] == before[path][2] for path in changed & after.keys())
-    assert not any(handle.restored() for handle in done.handles)
+    assert not any(handle.is_undone() for handle in done.handles)
     assert done.take_back()
     assert snapshot(ranked_root) == before
 

@@ -52,7 +52,7 @@ def test_quota(busy: int) -> None:
     told, injector = Told(), StraggleQuota(cpus=0.1)
     site, before = site_of(busy, told), Path(f"/proc/{busy}/cgroup").read_text()
     (handle,) = injector.changes(site)
-    site = replace(site, guarded=(handle,))
+    site = replace(site, undo_on_disk=(handle,))
     told(Kind.APPLYING, {"fault": "slow", "phase": None, "global_step": 1, "pid": busy})
     injector.apply(site)
     try:
@@ -63,11 +63,11 @@ def test_quota(busy: int) -> None:
             time.sleep(0.1)
             probe.sample(told)
     finally:
-        handle.restore()
+        handle.undo()
     found = injector.felt(Record(PLAN, tuple(told.events), {}), "slow")
     assert found is not None
     assert "throttled" in found.what
-    assert handle.restored()
+    assert handle.is_undone()
     assert Path(f"/proc/{busy}/cgroup").read_text() == before
 
 

@@ -56,7 +56,7 @@ def _applied(pid: int, events: list[Event], **given: Any) -> tuple[OutOfMemory, 
 
     injector, site = OutOfMemory(**given), OutsideSite("oom", [Victim(pid, start_ticks(pid) or 0, 1, 0)], told)
     (handle,) = injector.changes(site)
-    site = replace(site, guarded=(handle,))
+    site = replace(site, undo_on_disk=(handle,))
     told(Kind.APPLYING, {"fault": "oom", "phase": None, "global_step": 1, "pid": pid})
     injector.apply(site)
     (probe,) = injector.probes(site)
@@ -75,11 +75,11 @@ def test_the_kernel_kills_it(hungry: subprocess.Popen[str]) -> None:
         assert injector.felt(Record(PLAN, tuple(events), {}), "oom") is None
         probe.sample(told)
     finally:
-        handle.restore()
+        handle.undo()
     found = injector.felt(Record(PLAN, tuple(events), {}), "oom")
     assert found is not None
     assert "OOM killer" in found.what
-    assert handle.restored()
+    assert handle.is_undone()
 
 
 @pytest.mark.needs("root")
@@ -90,7 +90,7 @@ def test_the_limit_is_taken_back(hungry: subprocess.Popen[str]) -> None:
     events: list[Any] = []
     _injector, handle, probe, told = _applied(hungry.pid, events, spare=64 << 20)
     assert place.read_text() != before
-    handle.restore()
+    handle.undo()
     assert place.read_text() == before
     hungry.communicate("\n" * 128, timeout=300)
     probe.sample(told)
@@ -124,7 +124,7 @@ def test_only_what_was_guarded_is_hit(
     pid, ticks = idle, start_ticks(idle) or 0  # in folders that only look like cgroups
     site = OutsideSite("hit", [Victim(pid, ticks - (since == "another process"), 1, 0)], lambda *_: None)  # type: ignore[arg-type]
     (handle,) = injector.changes(site)
-    site = replace(site, guarded=(handle,))
+    site = replace(site, undo_on_disk=(handle,))
     if since == "nothing":
         injector.apply(site)
         assert Path(handle.path).is_dir()

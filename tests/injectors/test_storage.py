@@ -223,7 +223,7 @@ def test_taken_back_before_it_is_mounted(folder: Path, tmp_path: Path) -> None:
         assert not [one for one in mounts() if one.target == str(folder)]
     finally:
         server.kill()
-        Mount(str(folder), "torchaos-late").restore()
+        Mount(str(folder), "torchaos-late").undo()
 
 
 def test_no_folder_yet(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.file_handles import File, mounts
 from torchaos.harness.rollback.handles import from_json, to_json
-from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.reaper_client import ReaperClient
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
@@ -34,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[OwnDisk]:
     made = OwnDisk.of(tmp_path / "checkpoints", SIZE, f"test-{os.getpid()}-{tmp_path.name}")
     made.mount()
     yield made
-    made.way_back.restore()
+    made.way_back.undo()
     assert not [one for one in mounts() if one.target == str(made.folder)]
 
 
@@ -48,8 +48,8 @@ def test_it_is_of_that_size_and_its_files_stay(disk: OwnDisk) -> None:
     (disk.folder / "latest").symlink_to("step-1")
     with pytest.raises(OSError, match="No space left"):
         (disk.folder / "much").write_bytes(bytes(SIZE))
-    assert disk.give_back(disk.way_back.restore, keep=True) is None
-    assert disk.way_back.restored()
+    assert disk.give_back(disk.way_back.undo, keep=True) is None
+    assert disk.way_back.is_undone()
     assert (disk.folder / "latest" / "weights").read_bytes() == b"w" * PAGE
     assert (disk.folder / "step-1" / "weights").stat().st_mtime_ns == 10**18
     assert [path.name for path in disk.folder.parent.iterdir()] == ["checkpoints"]
@@ -61,12 +61,12 @@ def test_what_is_lost_is_said(disk: OwnDisk) -> None:
     (disk.folder / "weights").write_bytes(b"w")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(disk.folder / "socket"))
-    assert "some files in" in str(disk.give_back(disk.way_back.restore, keep=True))
+    assert "some files in" in str(disk.give_back(disk.way_back.undo, keep=True))
     assert (disk.folder / "weights").read_bytes() == b"w"
     disk.mount()
     (disk.folder / "weights").write_bytes(b"newer")
-    assert "there was no time to copy" in str(disk.give_back(disk.way_back.restore, keep=False))
-    assert "they are gone" in str(disk.give_back(disk.way_back.restore, keep=True))
+    assert "there was no time to copy" in str(disk.give_back(disk.way_back.undo, keep=False))
+    assert "they are gone" in str(disk.give_back(disk.way_back.undo, keep=True))
     assert (disk.folder / "weights").read_bytes() == b"w"
 
 
@@ -103,12 +103,12 @@ def test_the_ballast_is_known_again_at_every_stage(disk: OwnDisk) -> None:
     assert isinstance(handle, File)
     for stage in (lambda: None, Path(handle.path).touch, lambda: one.injector.apply(one.site)):
         stage()
-        again.restore()
-        assert again.restored()
+        again.undo()
+        assert again.is_undone()
         assert not list(disk.folder.iterdir())
     Path(handle.path).write_text("somebody's")
     with pytest.raises(ValueError, match="there is another file now"):
-        again.restore()
+        again.undo()
 
 
 @pytest.mark.needs("mount")
@@ -117,13 +117,13 @@ def test_the_reaper_unmounts_when_the_harness_is_gone(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     disk = OwnDisk.of(run / "job" / "checkpoints", SIZE, f"test-{os.getpid()}-{tmp_path.name}")
-    with Reaper.start(run, "full") as reaper:
-        reaper.guard("checkpoints", [disk.way_back], owner="checkpoints")
+    with ReaperClient.start(run, "full") as reaper:
+        reaper.record_undo("checkpoints", [disk.way_back], owner="checkpoints")
         disk.mount()
         one = Operation("storage.fill", disk.folder)
-        reaper.guard("fill", one.injector.changes(one.site), owner="fill")
+        reaper.record_undo("fill", one.injector.changes(one.site), owner="fill")
         one.injector.apply(one.site)
-    assert disk.way_back.restored()
+    assert disk.way_back.is_undone()
     assert not list(disk.folder.iterdir())
 
 

@@ -55,7 +55,7 @@ class Nodes:
         )
         self.spec = JobSpec(command, folder, env, folder / "logs" / "job-0.log", 0, 2, own, None, container)
         self.launcher = Docker()
-        self.job = Job(lambda _: self.spec, self.launcher, self.journal, guard=lambda resources, submission: None)
+        self.job = Job(lambda _: self.spec, self.launcher, self.journal, record_undo=lambda resources, submission: None)
 
     def wait(self, look: Callable[[], Any], fits: Callable[[Any], Any] = bool, timeout_s: float = 90.0) -> Any:
         return wait_until(look, fits, timeout_s, lambda: f"{look()!r}; the logs say: {self.logs()[-3000:]}")
@@ -91,8 +91,8 @@ class Nodes:
     def close(self) -> None:
         self.job.stop()
         for handle in reversed(self.launcher.resources(self.spec)):
-            handle.restore()
-            assert handle.restored(), handle
+            handle.undo()
+            assert handle.is_undone(), handle
         self.journal.close()
 
 
@@ -156,8 +156,8 @@ def test_what_is_in_a_container(idle: Nodes) -> None:
     assert _connect(links[0], links[1]) == errno.EAGAIN
     assert counts(*cut.handles)["dropped"] >= 1
     for handle in cut.handles:
-        handle.restore()
-        assert handle.restored()
+        handle.undo()
+        assert handle.is_undone()
     assert _connect(links[0], links[1]) == errno.ECONNREFUSED
 
 
@@ -213,9 +213,9 @@ def test_a_node_is_stopped(idle: Nodes) -> None:
 def test_faults_are_felt_and_taken_back(idle: Nodes, name: str, part: Any, params: dict[str, Any]) -> None:
     """Each is known by what the engine or the kernel tells of it, on the node that was hit; its handle mends it."""
     (handle,) = changes(idle.site(name, 1), part)
-    assert handle.restored()
+    assert handle.is_undone()
     fault = idle.inject(name, 1, **params)
-    assert not handle.restored()
+    assert not handle.is_undone()
     if name == "container.limit":
         (probe,) = fault.probes(idle.site(name, 1))
         end = time.monotonic() + 30
@@ -223,8 +223,8 @@ def test_faults_are_felt_and_taken_back(idle: Nodes, name: str, part: Any, param
             assert time.monotonic() < end, "the kernel never held it back"
             probe.sample(idle.journal.emit)
     assert "node 1" in idle.felt(fault).what
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
     assert idle.job.nodes()[0].processes()
 
 

@@ -31,16 +31,16 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.docker import Docker
 from torchaos.harness.running.launchers.local_job import Job
 from torchaos.harness.running.launchers.job import job_env
-from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.reaper_client import ReaperClient
 run, folder = sys.argv[1], Path(sys.argv[2])
-reaper = Reaper.start(folder, run)
+reaper = ReaperClient.start(folder, run)
 print(flush=True)
 env, own = (job_env(base, run_id=run, agent_plan=None) for base in (os.environ, {}))
 script = "while :; do sleep 0.2; done"
 spec = JobSpec(("/bin/sh", "-c", script), folder, env, folder / "logs" / "job-0.log", 0, 2, own)
 journal = Journal(folder / "events")
-guard = lambda handles, number: reaper.guard(f"launcher#{number}", handles, owner="launcher")
-job = Job(lambda _: spec, Docker(), journal, guard=guard)
+record_undo = lambda handles, number: reaper.record_undo(f"launcher#{number}", handles, owner="launcher")
+job = Job(lambda _: spec, Docker(), journal, record_undo=record_undo)
 job.start()
 for number in itertools.count():
     for name in ("container.pause", "container.disconnect", "container.limit"):
@@ -52,9 +52,9 @@ for number in itertools.count():
                 break
             except ChaosError:  # the container is not up yet
                 time.sleep(0.02)
-        reaper.guard(f"{name}#{number}", changes, owner=name)
+        reaper.record_undo(f"{name}#{number}", changes, owner=name)
         fault.apply(site)
-        assert all(healed.verified for healed in reaper.heal(name))
+        assert all(healed.verified for healed in reaper.undo(name))
 """
 
 

@@ -153,5 +153,5 @@ def test_a_container_that_was_replaced_is_left_alone(monkeypatch: pytest.MonkeyP
     for before, wanted in (("then", []), ("now", ["now"])):
         handle = Container("unix:///nowhere", "a-run", before, "running")
         with nullcontext() if wanted else pytest.raises(TargetGone, match="node 1 has another container"):
-            containers.do(replace(site, guarded=[handle]), lambda one: hit.append(one.id), "pause")
+            containers.do(replace(site, undo_on_disk=[handle]), lambda one: hit.append(one.id), "pause")
         assert hit == wanted

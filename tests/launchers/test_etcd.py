@@ -83,8 +83,8 @@ def spec(tmp_path: Path) -> Iterator[JobSpec]:
     one = JobSpec(words, tmp_path, {**os.environ, ENV_RUN_ID: run}, tmp_path / "logs" / "job-0.log", 0, 2)
     yield one
     for handle in reversed(Netns().resources(one)):
-        handle.restore()
-        assert handle.restored()
+        handle.undo()
+        assert handle.is_undone()
 
 
 @pytest.mark.needs("links", "etcd")
@@ -100,8 +100,8 @@ def test_all_nodes_reach_one_server_and_it_goes_with_the_run(spec: JobSpec) -> N
         assert node.link.space.run([sys.executable, "-I", "-c", ASK, etcd.ENDPOINT]).strip() == "200"
     assert not list((spec.log.parent.parent / "net" / "etcd" / "data").iterdir())
     for handle in reversed(launcher.resources(spec)):
-        handle.restore()
-        assert handle.restored()
+        handle.undo()
+        assert handle.is_undone()
     assert not any(processes.is_alive(pid, ticks) for pid, ticks in servers.items())
 
 

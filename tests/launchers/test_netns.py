@@ -43,7 +43,7 @@ class Nodes:
         extra["PET_RDZV_CONF"] = "keep_alive_interval=1,keep_alive_max_attempt=3"  # a dead node is missed sooner
         env = job_env(os.environ, run_id=self.run_id, agent_plan=plan, extra=extra)
         spec = JobSpec(command or argv, folder, env, folder / "logs" / "job-0.log", 0, 2)
-        self.job = Job(lambda _: spec, Netns(), self.journal, guard=lambda resources, submission: None)
+        self.job = Job(lambda _: spec, Netns(), self.journal, record_undo=lambda resources, submission: None)
 
     def wait(self, look: Any, fits: Any = bool, timeout_s: float = 90.0) -> Any:
         return wait_until(look, fits, timeout_s, lambda: f"{look()!r}; the logs say: {self.logs()[-3000:]}")
@@ -58,7 +58,7 @@ class Nodes:
 
     def close(self) -> None:
         self.job.stop()
-        JobProcesses(keepers(self.run_id)).restore()
+        JobProcesses(keepers(self.run_id)).undo()
         self.journal.close()
 
 

@@ -16,7 +16,7 @@ from torchaos.harness.protocol.wire import ENV_NODE, ENV_RUN_ID
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.file_handles import File
-from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.running.launchers.job import for_node
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.local_job import Job
@@ -57,18 +57,18 @@ def _spec(run_dir: Path) -> JobSpec:
 def test_guarded_before_it_is_made(run_dir: Path) -> None:
     """When `create` is called the undo record is on disk, and healing takes away what it made."""
     launcher, journal = MakesAFile(run_dir), Journal(run_dir / "events")
-    with Reaper.start(run_dir, "resources") as reaper:
+    with ReaperClient.start(run_dir, "resources") as reaper:
 
-        def guard(resources: Sequence[Handle], submission: int) -> None:
-            reaper.guard(f"launcher#{submission}", resources, owner="launcher")
+        def record_undo(resources: Sequence[Handle], submission: int) -> None:
+            reaper.record_undo(f"launcher#{submission}", resources, owner="launcher")
 
-        job = Job(lambda _: _spec(run_dir), launcher, journal, guard=guard)
+        job = Job(lambda _: _spec(run_dir), launcher, journal, record_undo=record_undo)
         job.start()
         assert job.wait(300) == 0
         job.stop()
         assert launcher.guarded == ["launcher#0"]
         assert launcher.made.exists()
-        assert all(each.verified for each in reaper.heal("launcher"))
+        assert all(each.verified for each in reaper.undo("launcher"))
     journal.close()
     assert not launcher.made.exists()
 
@@ -81,7 +81,7 @@ def test_nothing_is_made_that_is_not_guarded(run_dir: Path, guarded: bool) -> No
         raise UndoError("the disk is full")
 
     launcher, journal = MakesAFile(run_dir), Journal(run_dir / "events")
-    job = Job(lambda _: _spec(run_dir), launcher, journal, guard=refuse if guarded else None)
+    job = Job(lambda _: _spec(run_dir), launcher, journal, record_undo=refuse if guarded else None)
     with pytest.raises(ChaosError, match="disk is full" if guarded else "undo is not on disk"):
         job.start()
     job.stop()

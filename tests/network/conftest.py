@@ -29,8 +29,8 @@ def links(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Link]]:
     need("links", "root")
     yield make_links(tmp_path_factory.mktemp("net"), 3, RUN)
     handle = JobProcesses(keepers(RUN))
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
 
 
 class Wire:
@@ -124,7 +124,7 @@ def fresh_run() -> Iterator[str]:
     """A run id of its own; whatever keeps its namespaces is ended with the test."""
     run = f"{RUN}-{time.monotonic_ns()}"
     yield run
-    JobProcesses(keepers(run)).restore()
+    JobProcesses(keepers(run)).undo()
 
 
 @pytest.fixture

@@ -38,14 +38,14 @@ from torchaos.harness.fault_drivers.network.links import Cut
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle
 from torchaos.harness.fault_drivers.network.network_faults import Shape, Shaper
 from torchaos.harness.running.launchers.local_job import Proxied
-from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.reaper_client import ReaperClient
 run, folder, proxied = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "proxied"
 command = ("torchrun", "--rdzv-backend", "etcd-v2" if sys.argv[3] == "etcd" else "c10d")
 launcher = Proxied(Netns(), {"store": "node000:9"}, {"store"} if proxied else set(), folder / "proxy")
 spec = JobSpec(command, folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 3)
-reaper = Reaper.start(folder, run)
+reaper = ReaperClient.start(folder, run)
 print(flush=True)
-reaper.guard("launcher", launcher.resources(spec), owner="launcher")
+reaper.record_undo("launcher", launcher.resources(spec), owner="launcher")
 cluster = [SimpleNamespace(node=node) for node in launcher.create(spec)]
 links = [live.node.link for live in cluster]
 toxic = registry.find("injectors", "proxy.latency")(endpoint="store")
@@ -62,10 +62,10 @@ for number in itertools.count():
     if proxied:
         faults["toxic"] = (toxic.changes(site), lambda: toxic.apply(site))
     for fault, (handles, apply) in faults.items():
-        reaper.guard(f"{fault}#{number}", handles, owner=fault)
+        reaper.record_undo(f"{fault}#{number}", handles, owner=fault)
         apply()
     for fault in reversed(faults):
-        assert all(healed.verified for healed in reaper.heal(fault))
+        assert all(healed.verified for healed in reaper.undo(fault))
 """
 
 

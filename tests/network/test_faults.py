@@ -33,12 +33,12 @@ def undo() -> Iterator[Callable[..., None]]:
         noted.extend(handles)
         for handle in reversed(handles):
             again = from_json(json.loads(json.dumps(to_json(handle))))
-            again.restore()
-            assert again.restored(), handle
+            again.undo()
+            assert again.is_undone(), handle
 
     yield heal
     for handle in reversed(noted):
-        handle.restore()
+        handle.undo()
 
 
 def _answers(ends: Ends, wait_s: float) -> bool:
@@ -58,9 +58,9 @@ def test_a_partition_drops_and_heals(links: list[Link], connection: Ends, undo: 
     was sent meanwhile comes after the cut is taken back."""
     assert _answers(connection, 20)
     cut = Cut("apart", [links[0]], [links[1], links[2]])
-    assert cut.handles[0].restored()
+    assert cut.handles[0].is_undone()
     cut.apply()
-    assert not cut.handles[0].restored()
+    assert not cut.handles[0].is_undone()
     assert not _answers(connection, 0.6)
     assert counts(*cut.handles)["dropped"] >= 1
     assert read(links)["resent"] >= 1
@@ -107,7 +107,7 @@ def test_delay_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) ->
     afterwards the delay is gone."""
     shaper = Shaper("delay", links[0], Shape(delay=30.0))
     shaper.apply()
-    assert not all(handle.restored() for handle in shaper.handles())
+    assert not all(handle.is_undone() for handle in shaper.handles())
     delays = [delay for _, delay in wire.send(100, gap_s=0.005)]
     undo(*shaper.handles())
     assert len(delays) == 100
@@ -190,10 +190,10 @@ def test_packets_pass_when_the_queue_is_killed(links: list[Link], wire: Any, und
     """Where delay is a process's work and that process dies, the fault is over, and nothing is lost."""
     shaper = Shaper("killed", links[0], Shape(delay=200.0))
     shaper.apply()
-    if shaper.handles()[1].restored():
+    if shaper.handles()[1].is_undone():
         undo(*shaper.handles())
         pytest.skip("this kernel has netem, so that there is no queue")
-    shaper.handles()[1].restore()
+    shaper.handles()[1].undo()
     assert [number for number, _ in wire.send(20)] == list(range(20))
     undo(*shaper.handles())
 
@@ -242,10 +242,10 @@ def _metered(links: list[Link], asked: dict[str, float], datagrams: int, jitter_
             probe.sample(lambda kind, data: told.append(dict(data)))  # type: ignore[arg-type, return-value]
             time.sleep(0.05)
     finally:
-        meter_handle(site).restore()
+        meter_handle(site).undo()
         probe.process.wait()
         probe.process.stdout.close()  # type: ignore[union-attr]
-    assert meter_handle(site).restored()
+    assert meter_handle(site).is_undone()
     return told[-1]["measured"]  # type: ignore[no-any-return]
 
 

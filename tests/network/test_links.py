@@ -60,7 +60,7 @@ def test_each_node_has_a_local_disk_of_its_own(folder: Path, fresh_run: str) -> 
     assert list(local.iterdir()) == []
     StartedNode(nodes[0], fresh_run, dict, lambda _node: 0, lambda _node: None, local).lose_disk()
     assert on(nodes[0], "ls", str(local)) == ""
-    JobProcesses(keepers(fresh_run)).restore()
+    JobProcesses(keepers(fresh_run)).undo()
 
 
 def test_nothing_is_made_in_the_hosts_own_namespaces(folder: Path, fresh_run: str) -> None:
@@ -74,7 +74,7 @@ def test_nothing_is_made_in_the_hosts_own_namespaces(folder: Path, fresh_run: st
     before = host()
     made = make_links(folder, 2, fresh_run)
     assert host() == before
-    JobProcesses(keepers(fresh_run)).restore()
+    JobProcesses(keepers(fresh_run)).undo()
     assert not any(link.space.alive() or link.switch.alive() for link in made)
     assert host() == before
 
@@ -94,15 +94,15 @@ from pathlib import Path
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.running.launchers.local import Netns
 from torchaos.harness.fault_drivers.network.links import Cut
-from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.reaper_client import ReaperClient
 run, folder = sys.argv[1], Path(sys.argv[2])
 launcher = Netns()
 spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 2)
-reaper = Reaper.start(folder, run)
-reaper.guard("launcher", launcher.resources(spec), owner="launcher")
+reaper = ReaperClient.start(folder, run)
+reaper.record_undo("launcher", launcher.resources(spec), owner="launcher")
 nodes = launcher.create(spec)
 cut = Cut("cut", [nodes[0].link], [nodes[1].link])
-reaper.guard("cut", cut.handles, owner="cut")
+reaper.record_undo("cut", cut.handles, owner="cut")
 cut.apply()
 print(nodes[0].link.switch.pid, *(node.link.space.pid for node in nodes), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -153,10 +153,10 @@ links = make_links(Path(tempfile.mkdtemp()), 2, run)
 print(*(subprocess.check_output(link.space.enter(["hostname"], Path("/")), text=True).strip() for link in links))
 cut = Cut("cut", links[:1], links[1:])
 cut.apply()
-print(cut.handles[0].restored())
-cut.handles[0].restore()
-print(cut.handles[0].restored())
-JobProcesses(keepers(run)).restore()
+print(cut.handles[0].is_undone())
+cut.handles[0].undo()
+print(cut.handles[0].is_undone())
+JobProcesses(keepers(run)).undo()
 """
 
 

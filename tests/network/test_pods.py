@@ -45,9 +45,9 @@ sys.stdin.readline()
 for probe in probes:
     probe.sample(emit)
 for handle in reversed(handles):
-    assert handle.kind != "nft_table" or not handle.restored()
-    handle.restore()
-    assert handle.restored()
+    assert handle.kind != "nft_table" or not handle.is_undone()
+    handle.undo()
+    assert handle.is_undone()
 print(json.dumps(effects))
 """
 

@@ -21,7 +21,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback import recovery, undo_log
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.running.launchers.node_channel import await_place, packed, receive
 from torchaos.harness.running.nodes import agent_life
 from torchaos.harness.running.nodes.agent_socket import address_of, make_place, place_of
@@ -49,12 +49,12 @@ _DIES = """
 import os, signal, sys
 from torchaos.harness.running.nodes.agent_socket import make_place
 from torchaos.harness.rollback import undo_log as open_runs, recovery
-from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.reaper_client import ReaperClient
 from torchaos.harness.rollback.handles import JobProcesses
 
-reaper = Reaper.start(make_place("run-1.node0").root, "run-1.node0")
+reaper = ReaperClient.start(make_place("run-1.node0").root, "run-1.node0")
 if sys.argv[1:]:
-    reaper.guard("job", [JobProcesses("run-1.node0")], owner="job")
+    reaper.record_undo("job", [JobProcesses("run-1.node0")], owner="job")
 os.kill(reaper.pid, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -68,8 +68,8 @@ def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: p
         monkeypatch.setenv(name, str(tmp_path))
     with subprocess.Popen(["sleep", "20"], env={**os.environ, ENV_RUN_ID: "run-1.node0"}) as stray:
         assert subprocess.run([sys.executable, "-c", _DIES, "guards"], check=False).returncode == -signal.SIGKILL
-        living = Reaper.start(make_place("run-2.node0").root, "run-2.node0")
-        living.guard("job", [JobProcesses("run-2.node0")], owner="job")
+        living = ReaperClient.start(make_place("run-2.node0").root, "run-2.node0")
+        living.record_undo("job", [JobProcesses("run-2.node0")], owner="job")
         journal = Journal(tmp_path, "node0")
         assert agent_life.undo_for_the_dead(journal) == ""
         assert agent_life.undo_for_the_dead(journal) == ""
@@ -109,11 +109,11 @@ def test_those_that_died_before_the_first_line(tmp_path: Path, monkeypatch: pyte
 _LIVES = """
 import sys
 from torchaos.harness.running.nodes.agent_socket import make_place
-from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.reaper_client import ReaperClient
 from torchaos.harness.rollback.handles import JobProcesses
 
-reaper = Reaper.start(make_place("run-4.node0").root, "run-4.node0")
-reaper.guard("job", [JobProcesses("run-4.node0")], owner="job")
+reaper = ReaperClient.start(make_place("run-4.node0").root, "run-4.node0")
+reaper.record_undo("job", [JobProcesses("run-4.node0")], owner="job")
 print("up", flush=True)
 sys.stdin.read()
 reaper.close()
@@ -154,13 +154,13 @@ def test_a_reaper_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name in ("TMPDIR", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    guard = Reaper.guard
+    guard = ReaperClient.record_undo
 
-    def dead(reaper: Reaper, *given: Any, **more: Any) -> None:
+    def dead(reaper: ReaperClient, *given: Any, **more: Any) -> None:
         os.kill(reaper.pid, signal.SIGKILL)
         guard(reaper, *given, **more)
 
-    monkeypatch.setattr(Reaper, "guard", dead)
+    monkeypatch.setattr(ReaperClient, "record_undo", dead)
     job = SimpleNamespace(cwd=str(tmp_path), checkpoints=None, timeout_s=60.0)
     plan: Any = SimpleNamespace(faults=(), job=job)
     part: Any = SimpleNamespace()

@@ -50,5 +50,5 @@ def endpoint(echo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     run = f"proxy-tests-{os.getpid()}-{time.monotonic_ns()}"
     yield start_toxiproxy({"echo": echo}, run, tmp_path / "proxy", None)["echo"]
     handle = JobProcesses(mark_of_server(run))
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()

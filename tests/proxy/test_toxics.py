@@ -46,11 +46,11 @@ class Faulted:
         self.site = OutsideSite("a-fault", (), self.emit, endpoints={"echo": endpoint})
         self.injector = registry.find("injectors", inject)(endpoint="echo", **params)
         self.handles = self.injector.changes(self.site)
-        assert all(handle.restored() for handle in self.handles)
+        assert all(handle.is_undone() for handle in self.handles)
         self.emit(Kind.APPLYING, {"fault": "a-fault", "phase": None, "global_step": None, "pid": None})
         self.injector.apply(self.site)
         self.probes = self.injector.probes(self.site)  # as a run does it: when the fault is on
-        assert not any(handle.restored() for handle in self.handles)
+        assert not any(handle.is_undone() for handle in self.handles)
 
     def held(self, work: Callable[..., Any], *given: Any) -> Any:
         """Does the work, and looks meanwhile as a run does. The result of the work."""
@@ -78,8 +78,8 @@ class Faulted:
     def undo(self) -> None:
         for handle in self.handles:
             again = from_json(json.loads(json.dumps(to_json(handle))))
-            again.restore()
-            assert again.restored()
+            again.undo()
+            assert again.is_undone()
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_traffic_alone_is_no_evidence(endpoint: Endpoint, faulted: Any, inject: 
     the other way, or the job had not yet met it."""
     fault = faulted(inject, **params)
     for handle in fault.handles:
-        handle.restore()  # so that the proxy has no toxic
+        handle.undo()  # so that the proxy has no toxic
     with connect(endpoint.listen) as one:
         for _ in range(2):
             fault.held(round_trip_s, one, 20_000)
@@ -234,12 +234,12 @@ def test_a_server_that_hangs_is_told_of(endpoint: Endpoint, faulted: Any, monkey
     fault = faulted("proxy.latency", latency=0.2)
     monkeypatch.setattr(toxiproxy, "ASK_S", 2.0)
     os.kill(endpoint.api.pid, signal.SIGSTOP)
-    for ask in (lambda: fault.injector.apply(fault.site), fault.handles[0].restore, fault.handles[0].restored):
+    for ask in (lambda: fault.injector.apply(fault.site), fault.handles[0].undo, fault.handles[0].is_undone):
         with pytest.raises(TimeoutError, match="did not answer within 2 s"):
             ask()
     os.kill(endpoint.api.pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while not fault.handles[0].restored():
+    while not fault.handles[0].is_undone():
         assert time.monotonic() < deadline, "the server was killed, and its toxic is still there"
     with pytest.raises(ProcessLookupError, match="is gone"):
         fault.injector.apply(fault.site)

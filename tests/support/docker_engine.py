@@ -119,7 +119,7 @@ def in_engine(kind: str, where: str) -> Iterator[tuple[Handle, Callable[[], obje
                 yield makes[kind]
     finally:
         for handle in (Containers(where, run_id), DockerNetwork(where, run_id), DockerImage(where, run_id)):
-            handle.restore()
+            handle.undo()
 
 
 KINDS = ("container", "containers", "docker_image", "docker_network")

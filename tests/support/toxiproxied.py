@@ -42,4 +42,4 @@ def on_a_proxy(folder: Path) -> Iterator[tuple[Handle, Callable[[], object]]]:
     try:
         yield handle, lambda: api.ask(proxy="store", add=[toxic])
     finally:
-        JobProcesses(mark_of_server(run)).restore()
+        JobProcesses(mark_of_server(run)).undo()

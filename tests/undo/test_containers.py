@@ -19,7 +19,7 @@ from docker_engine import network_of, sleeper
 
 from torchaos.harness.host.cluster_tools import EngineError, engine
 from torchaos.harness.rollback.container_handles import Container, Containers, DockerImage, DockerNetwork, limits_of
-from torchaos.harness.rollback.reaper_client import heal_from_log
+from torchaos.harness.rollback.reaper_client import undo_from_log
 
 LIMITS = {"cpu_period": 100_000, "cpu_quota": -1, "mem_limit": 1 << 33, "memswap_limit": 1 << 33}
 
@@ -39,7 +39,7 @@ class Made:
 
     def clear(self) -> None:
         for kind in (Containers, DockerNetwork, DockerImage):
-            kind(self.where, self.run_id).restore()
+            kind(self.where, self.run_id).undo()
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def test_the_network_comes_back_with_the_same_address(made: Made) -> None:
     one = sleeper(made.client, made.run_id, network)
     before = next(iter(made.look(one)["NetworkSettings"]["Networks"].values()))
     handle = made.container("network", one, network=network, address=before["IPAddress"])
-    assert handle.restored()
+    assert handle.is_undone()
     made.client.disconnect_container_from_network(one, network)
-    assert not handle.restored()
+    assert not handle.is_undone()
     for _again in range(2):
-        handle.restore()
-        assert handle.restored()
+        handle.undo()
+        assert handle.is_undone()
     (now,) = made.look(one)["NetworkSettings"]["Networks"].values()
     assert (now["NetworkID"], now["IPAddress"]) == (network, before["IPAddress"])
 
@@ -72,10 +72,10 @@ def test_limits_come_back_as_they_were(made: Made) -> None:
     handle = made.container("limits", one, **limits_of(made.look(one)))
     assert handle.good == LIMITS
     made.client.update_container(one, cpu_quota=20_000, mem_limit=1 << 26, memswap_limit=1 << 26)
-    assert not handle.restored()
+    assert not handle.is_undone()
     for _again in range(2):
-        handle.restore()
-        assert handle.restored()
+        handle.undo()
+        assert handle.is_undone()
     assert limits_of(made.look(one)) == LIMITS
 
 
@@ -85,10 +85,10 @@ def test_a_strangers_container_is_left_alone(made: Made) -> None:
     try:
         made.client.pause(one)
         handle = made.container("running", one)
-        for act in (handle.restore, handle.restored):
+        for act in (handle.undo, handle.is_undone):
             with pytest.raises(EngineError, match="does not have the run's label"):
                 act()
-        Containers(made.where, made.run_id).restore()
+        Containers(made.where, made.run_id).undo()
         assert made.look(one)["State"]["Paused"]
     finally:
         made.client.remove_container(one, force=True)
@@ -103,26 +103,26 @@ def test_a_container_that_is_gone_needs_nothing(made: Made, part: Any) -> None:
     made.client.kill(one)
     made.client.wait(one)
     handle = made.container(part, one, network="gone", address="10.0.0.1")
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
     made.client.remove_container(one, force=True)
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
 
 
 def test_a_paused_container_is_removed(made: Made) -> None:
     """Removing waits for no process that is frozen."""
     made.client.pause(sleeper(made.client, made.run_id))
     handle = Containers(made.where, made.run_id)
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
 
 
 @pytest.mark.parametrize("kind", [Containers, DockerNetwork, DockerImage])
 def test_an_engine_that_is_not_there(kind: Any, tmp_path: Path) -> None:
     """Without an engine nobody knows what is left, so nothing counts as taken back."""
     handle = kind(f"unix://{tmp_path / 'nosuch.sock'}", "a-run")
-    for act in (handle.restore, handle.restored):
+    for act in (handle.undo, handle.is_undone):
         with pytest.raises(OSError, match="does not answer"):
             act()
     with pytest.raises(ValueError, match="without its id"):
@@ -145,15 +145,15 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from docker_engine import network_of, sleeper
 from torchaos.harness.host.cluster_tools import engine
-from torchaos.harness.rollback.reaper_client import Reaper
+from torchaos.harness.rollback.reaper_client import ReaperClient
 from torchaos.harness.rollback.container_handles import Container, Containers, DockerImage, DockerNetwork
 folder, run, where = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-reaper = Reaper.start(folder, run)
+reaper = ReaperClient.start(folder, run)
 kinds = DockerImage, DockerNetwork, Containers
-reaper.guard("launcher", [kind(where, run) for kind in kinds], owner="launcher")
+reaper.record_undo("launcher", [kind(where, run) for kind in kinds], owner="launcher")
 with engine(where) as client:
     one = sleeper(client, run, network_of(client, run))
-    reaper.guard("pause", [Container(where, run, one, "running")], owner="pause")
+    reaper.record_undo("pause", [Container(where, run, one, "running")], owner="pause")
     client.pause(one)
     print("made", flush=True)
     if sys.argv[5] == "both":
@@ -165,7 +165,7 @@ with engine(where) as client:
 @pytest.mark.parametrize("dies", ["harness", pytest.param("both", marks=pytest.mark.long)])
 def test_nothing_is_left_when_the_harness_is_killed(made: Made, tmp_path: Path, dies: str) -> None:
     """SIGKILL in the middle of a fault: the reaper takes container, network and image away; where that is killed, too,
-    whoever heals from the log does."""
+    whoever undoes from the log does."""
     (tmp_path / "undo").mkdir()
     support = str(Path(__file__).parents[1] / "support")
     done = subprocess.run(
@@ -175,9 +175,9 @@ def test_nothing_is_left_when_the_harness_is_killed(made: Made, tmp_path: Path, 
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "made\n")
     handles = [kind(made.where, made.run_id) for kind in (Containers, DockerNetwork, DockerImage)]
     if dies == "both":
-        assert not any(handle.restored() for handle in handles)
-        assert all(healed.verified for healed in heal_from_log(tmp_path))
+        assert not any(handle.is_undone() for handle in handles)
+        assert all(undone.verified for undone in undo_from_log(tmp_path))
     end = time.monotonic() + 60
-    while left := [handle.kind for handle in handles if not handle.restored()]:
+    while left := [handle.kind for handle in handles if not handle.is_undone()]:
         assert time.monotonic() < end, f"after 60 s these are left: {left}"
         time.sleep(0.05)

@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import to_json
-from torchaos.harness.rollback.healer import Healer
+from torchaos.harness.rollback.undo_executor import UndoExecutor
 from torchaos.harness.rollback.undo_log import UndoRecord
 
 
@@ -35,7 +35,7 @@ def test_damage_in_place(file: Path) -> None:
     with open(file, "r+b") as damaged:
         damaged.write(b"W")
     file.chmod(0o600)
-    handle.restore()
+    handle.undo()
     found = file.stat()
     assert (file.read_bytes(), found.st_mode & 0o7777, found.st_mtime_ns) == (b"weights" * 1000, 0o640, 10**18)
     assert [path.name for path in file.parent.iterdir()] == [file.name]
@@ -45,9 +45,9 @@ def test_removed(file: Path) -> None:
     """A file that the fault removed comes back."""
     handle = _guard(file)
     file.unlink()
-    assert not handle.restored()
-    handle.restore()
-    assert handle.restored()
+    assert not handle.is_undone()
+    handle.undo()
+    assert handle.is_undone()
 
 
 def test_put_in_its_place_by_the_fault(file: Path) -> None:
@@ -56,7 +56,7 @@ def test_put_in_its_place_by_the_fault(file: Path) -> None:
     other = file.with_name("other")
     other.write_bytes(b"stale")
     os.replace(other, file)
-    handle.restore()
+    handle.undo()
     assert file.read_bytes() == b"weights" * 1000
 
 
@@ -66,9 +66,9 @@ def test_spares_a_file_that_the_job_wrote_since(file: Path) -> None:
     file.unlink()
     file.write_bytes(b"the next checkpoint")
     with pytest.raises(ValueError, match="there is another file now"):
-        handle.restore()
+        handle.undo()
     assert file.read_bytes() == b"the next checkpoint"
-    assert not handle.restored()
+    assert not handle.is_undone()
 
 
 def test_new_file_is_removed_only_if_ours(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_new_file_is_removed_only_if_ours(tmp_path: Path) -> None:
     handles = [File.of(path, tmp_path, tmp_path, hashlib.sha256(b"fault").hexdigest()) for path in (ours, theirs)]
     ours.write_bytes(b"fault")
     theirs.write_bytes(b"somebody's")
-    handles[0].restore()
+    handles[0].undo()
     with pytest.raises(ValueError, match="another file"):
-        handles[1].restore()
+        handles[1].undo()
     assert not ours.exists()
     assert theirs.read_bytes() == b"somebody's"
 
@@ -90,7 +90,7 @@ def _yielding(file: Path) -> File:
     with open(file, "r+b") as damaged:
         damaged.write(b"W")
     handle.note()
-    assert not handle.restored()
+    assert not handle.is_undone()
     return handle
 
 
@@ -99,8 +99,8 @@ def test_a_folder_that_the_job_rotated_away(file: Path) -> None:
     handle = _yielding(file)
     file.unlink()
     file.parent.rmdir()
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
     assert not file.parent.exists()
 
 
@@ -112,9 +112,9 @@ def test_a_file_that_the_job_moved(file: Path, what: str) -> None:
         now = file.rename(file.with_name("previous.pt"))
     else:
         now = file.parent.rename(file.parent.with_name("step-10")) / file.name
-    assert not handle.restored()
-    handle.restore()
-    assert handle.restored()
+    assert not handle.is_undone()
+    handle.undo()
+    assert handle.is_undone()
     assert now.read_bytes() == b"weights" * 1000
     assert not file.exists()
 
@@ -128,18 +128,18 @@ def test_a_checkpoint_that_the_job_wrote_anew_stays(file: Path, in_place: bool) 
     else:
         file.with_name("new").write_bytes(b"the next checkpoint")
         file.with_name("new").replace(file)
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
     assert file.read_bytes() == b"the next checkpoint"
 
 
 @pytest.mark.parametrize("first", ["earlier", "later", "all"])
 def test_two_faults_on_one_file(file: Path, first: str) -> None:
     """Whichever is asked to be taken back first, in the end the file is what it was, byte for byte."""
-    before, healer = file.stat(), Healer(None)
+    before, executor = file.stat(), UndoExecutor(None)
     for name, damage in (("earlier", b"W"), ("later", b"XX")):
         handle = File.of(file, file.parent, file.parent.parent, yields=name == "earlier")
-        healer.guard(UndoRecord(name, name, (to_json(handle),)))
+        executor.record_undo(UndoRecord(name, name, (to_json(handle),)))
         with open(file, "r+b") as damaged:
             damaged.write(damage)
         handle.note()
@@ -149,11 +149,11 @@ def test_two_faults_on_one_file(file: Path, first: str) -> None:
         "all": [None],
     }
     for asked in orders[first]:
-        assert all(each.verified for each in healer.heal(asked, "test"))
+        assert all(each.verified for each in executor.undo(asked, "test"))
     after = file.stat()
     assert file.read_bytes() == b"weights" * 1000
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
-    assert healer.is_done
+    assert executor.is_done
 
 
 def test_refuses_links_and_the_outside(file: Path, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_refuses_links_and_the_outside(file: Path, tmp_path: Path) -> None:
 
 
 def test_does_not_follow_a_link_made_since(file: Path, tmp_path: Path) -> None:
-    """A link that took the file's place, or its folder's, is not followed when healing."""
+    """A link that took the file's place, or its folder's, is not followed when undoing."""
     handle = _guard(file)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -182,12 +182,12 @@ def test_does_not_follow_a_link_made_since(file: Path, tmp_path: Path) -> None:
     file.unlink()
     file.symlink_to(outside / file.name)
     with pytest.raises(ValueError, match="symbolic link"):
-        handle.restore()
+        handle.undo()
     file.unlink()
     file.parent.rmdir()
     file.parent.symlink_to(outside)
     with pytest.raises(ValueError, match="symbolic link"):
-        handle.restore()
+        handle.undo()
     assert (outside / file.name).read_bytes() == b"precious"
 
 
@@ -198,5 +198,5 @@ def test_a_damaged_copy_is_not_put_back(file: Path) -> None:
     assert handle.copy is not None
     Path(handle.copy).write_bytes(b"rotten")
     with pytest.raises(ValueError, match="has changed since it was saved"):
-        handle.restore()
+        handle.undo()
     assert file.read_bytes() == b"damaged"

@@ -127,10 +127,10 @@ def test_restores_and_verifies(case: Case) -> None:
     """After the change it is not restored; after `restore` it is, and restoring twice more does no harm."""
     handle, change = case
     change()
-    assert not handle.restored()
+    assert not handle.is_undone()
     for _again in range(3):
-        handle.restore()
-        assert handle.restored()
+        handle.undo()
+        assert handle.is_undone()
 
 
 def test_frozen(case: Case) -> None:
@@ -170,8 +170,8 @@ def test_process_spares_another_with_its_pid(spawn: Any, state_of: Any, action: 
     stranger = spawn()
     _stop(stranger.pid)
     handle = dataclasses.replace(Process.of(stranger.pid, action), start_ticks=1)
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
     assert state_of(stranger.pid) == "T"
 
 
@@ -179,8 +179,8 @@ def test_process_of_an_earlier_boot(spawn: Any, state_of: Any) -> None:
     """After a reboot nothing is left of a process, even where pid and start time are some other's."""
     process = spawn()
     handle = dataclasses.replace(Process.of(process.pid, "end"), boot="another boot")
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
     assert state_of(process.pid) != "Z"
 
 
@@ -190,16 +190,16 @@ def test_a_zombie_is_gone(spawn: Any, state_of: Any) -> None:
     ends = [Process(process.pid, _ticks(process.pid), action) for action in ("end", "resume")]
     wait_until(lambda: state_of(process.pid), lambda state: state == "Z")
     for handle in ends:
-        handle.restore()
-        assert handle.restored()
+        handle.undo()
+        assert handle.is_undone()
 
 
 def test_process_spares_the_healer_itself() -> None:
-    """No handle ends the process that heals or one of its ancestors."""
+    """No handle ends the process that undoes or one of its ancestors."""
     handle = Process.of(os.getpid(), "end")
-    with pytest.raises(ValueError, match="the process that heals"):
-        handle.restore()
-    assert not handle.restored()
+    with pytest.raises(ValueError, match="the process that does the undo"):
+        handle.undo()
+    assert not handle.is_undone()
 
 
 @pytest.mark.needs("root")
@@ -207,14 +207,14 @@ def test_process_of_another_user(spawn: Any, python: Any) -> None:
     """Where the signal is not permitted, the handle says so instead of taking it for done."""
     victim = spawn()
     handle = json.dumps(to_json(Process.of(victim.pid, "end")))
-    healer = python(
+    executor = python(
         "import json, os, sys\nfrom torchaos.harness.rollback.handles import from_json\n"
         "os.setgid(65534); os.setuid(65534)\nhandle = from_json(json.loads(sys.argv[1]))\n"
-        "try: handle.restore()\nexcept OSError as error: print(type(error).__name__)\n"
-        "print(handle.restored())",
+        "try: handle.undo()\nexcept OSError as error: print(type(error).__name__)\n"
+        "print(handle.is_undone())",
         handle, stderr=sys.stderr,
     )  # fmt: skip
-    said = healer.communicate()[0].split()
+    said = executor.communicate()[0].split()
     assert said == ["TimeoutError", "False"]
 
 
@@ -245,23 +245,23 @@ def test_job_processes_takes_the_whole_job(python: Any, spawn: Any, state_of: An
     assert len(pids) == 5
     assert state_of(pids[-1]) == "T"
     handle = JobProcesses(run_id)
-    assert not handle.restored()
-    handle.restore()
-    assert handle.restored()
+    assert not handle.is_undone()
+    handle.undo()
+    assert handle.is_undone()
     assert {state_of(pid) for pid in pids} <= {"", "Z"}
     assert state_of(other.pid) in "SR"
 
 
 def test_job_processes_spares_healer_and_ancestors(python: Any) -> None:
-    """A healer that carries the mark itself survives, and so do its ancestors."""
+    """An executor that carries the mark itself survives, and so do its ancestors."""
     code = (
         "import os\nfrom torchaos.harness.rollback.handles import JobProcesses\n"
         "pid = os.fork()\n"
-        "if pid == 0: JobProcesses('own').restore(); print(JobProcesses('own').restored(), flush=True); os._exit(0)\n"
+        "if pid == 0: JobProcesses('own').undo(); print(JobProcesses('own').is_undone(), flush=True); os._exit(0)\n"
         "print(os.waitpid(pid, 0)[1], flush=True)"
     )
-    healer = python(code, env={ENV_RUN_ID: "own"})
-    assert healer.communicate()[0].split() == ["True", "0"]
+    executor = python(code, env={ENV_RUN_ID: "own"})
+    assert executor.communicate()[0].split() == ["True", "0"]
 
 
 def test_page_releases_a_held_rank(tmp_path: Path) -> None:
@@ -270,22 +270,22 @@ def test_page_releases_a_held_rank(tmp_path: Path) -> None:
     page = ControlPage(path, create=True)
     page.write(ControlPage.ALLOWED, 5)
     page.write(ControlPage.FIRED, 2)
-    PageSlot(str(path)).restore()
+    PageSlot(str(path)).undo()
     assert page.read(ControlPage.ALLOWED) == page.read(ControlPage.FIRED) == 2
     assert page.read(ControlPage.GO) > 10**9
 
 
 def test_page_that_is_gone(tmp_path: Path) -> None:
-    """A page that was never made is healed; one that was deleted is not while a process still has it mapped."""
+    """A page that was never made is undone; one that was deleted is not while a process still has it mapped."""
     handle = PageSlot(str(tmp_path / "fault.page"))
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
     page = ControlPage(handle.path, create=True)
     os.unlink(handle.path)
-    handle.restore()
-    assert not handle.restored()
+    handle.undo()
+    assert not handle.is_undone()
     page.close()
-    assert handle.restored()
+    assert handle.is_undone()
 
 
 @pytest.mark.parametrize("size", [0, ControlPage.SIZE])
@@ -293,8 +293,8 @@ def test_page_that_was_never_finished(tmp_path: Path, size: int) -> None:
     """A page whose maker died before it was one can hold nobody, and is left at that."""
     path = tmp_path / "fault.page"
     path.write_bytes(bytes(size))
-    PageSlot(str(path)).restore()
-    assert PageSlot(str(path)).restored()
+    PageSlot(str(path)).undo()
+    assert PageSlot(str(path)).is_undone()
     assert path.read_bytes() == bytes(size)
 
 
@@ -305,7 +305,7 @@ def test_page_that_is_none(tmp_path: Path) -> None:
     link.symlink_to(path)
     for handle in (PageSlot(str(path)), PageSlot(str(link))):
         with pytest.raises((ValueError, OSError)):
-            handle.restore()
+            handle.undo()
     assert path.read_bytes() == b"x" * ControlPage.SIZE
 
 

@@ -23,7 +23,7 @@ def test_the_cluster_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(OSError, match="Unable to connect"):
-        KubernetesObjects("run-1", "job.batch").restored()
+        KubernetesObjects("run-1", "job.batch").is_undone()
 
 
 def test_the_last_object_goes_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_the_last_object_goes_between_two_looks(tmp_path: Path, monkeypatch: pyt
     program.write_text('#!/bin/sh\ncase "$*" in *=name) echo pod/llm-0 ;; esac\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert KubernetesObjects("run-1", "job.batch").restored()
+    assert KubernetesObjects("run-1", "job.batch").is_undone()
 
 
 _RUNS: dict[str, Any] = {"running": {}}
@@ -64,7 +64,7 @@ def test_a_pod_that_is_being_deleted(
     program.write_text(f'#!/bin/sh\ncase "$*" in *=name) echo pod/llm-0 ;; *) cat {tmp_path}/pods.json ;; esac\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert KubernetesObjects("run-1", "job.batch").restored() is over
+    assert KubernetesObjects("run-1", "job.batch").is_undone() is over
 
 
 @pytest.mark.parametrize(("run_id", "kinds"), [("", "job.batch"), ("run-1", ""), ("run-1", "job --all")])
@@ -89,8 +89,8 @@ def test_a_machine_that_is_closed_already(tmp_path: Path) -> None:
         (tmp_path / "node").write_text(theirs)
         with pytest.raises(OSError, match="takes no pods already"):
             handle.close()
-        handle.restore()
-        assert handle.restored()
+        handle.undo()
+        assert handle.is_undone()
         assert (tmp_path / "node").read_text() == theirs
 
 

@@ -1,4 +1,4 @@
-"""The undo log, and the healer that uses it, without a process."""
+"""The undo log, and the executor that uses it, without a process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from torchaos.harness.interfaces import Handle
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.wire import start_ticks
-from torchaos.harness.rollback import healer
+from torchaos.harness.rollback import undo_executor
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import PageSlot, to_json
-from torchaos.harness.rollback.healer import Healer
 from torchaos.harness.rollback.network_handles import Names
-from torchaos.harness.rollback.reaper_client import UndoError, heal_from_log
+from torchaos.harness.rollback.reaper_client import UndoError, undo_from_log
+from torchaos.harness.rollback.undo_executor import UndoExecutor
 from torchaos.harness.rollback.undo_log import State, UndoLog, UndoRecord, path_of, read
 
 
@@ -39,7 +39,7 @@ def test_a_torn_last_line_is_passed_over_and_cut(run_dir: Path, tmp_path: Path) 
     with open(path_of(run_dir), "ab") as file:
         file.write(b'{"record":"b","state":"pla')
     assert [record.id for record in read(run_dir)[0]] == ["a"]
-    assert [each.verified for each in heal_from_log(run_dir)] == [True]
+    assert [each.verified for each in undo_from_log(run_dir)] == [True]
     assert (tmp_path / "a").read_text() == "good"
     assert [json.loads(line)["state"] for line in path_of(run_dir).read_bytes().splitlines()] == [
         "planned", "rolled_back", "verified",
@@ -50,14 +50,14 @@ def test_a_torn_last_line_is_passed_over_and_cut(run_dir: Path, tmp_path: Path) 
     "line", [b"\x00\xff", b"[]", b'{"record":"z","state":"applied"}', b'{"record":[],"state":"planned"}']
 )
 def test_a_damaged_line_is_said(run_dir: Path, tmp_path: Path, line: bytes) -> None:
-    """A whole line that can't be read may have been a way back: the rest is healed, and the verdict is not clean."""
+    """A whole line that can't be read may have been a way back: the rest is undone, and the verdict is not clean."""
     path_of(run_dir).write_bytes(line + b"\n")
     log = UndoLog(run_dir)
     log.append(UndoRecord("a", "x", [_file(tmp_path, "a")]).to_line())
     log.close()
-    healed = heal_from_log(run_dir)
-    assert [(each.record, each.verified) for each in healed] == [("a", True), ("?", False)]
-    assert "line 1" in healed[-1].reason
+    undone = undo_from_log(run_dir)
+    assert [(each.record, each.verified) for each in undone] == [("a", True), ("?", False)]
+    assert "line 1" in undone[-1].reason
 
 
 @pytest.mark.parametrize("kind", ["file", "page_slot", "names"])
@@ -75,14 +75,14 @@ def test_a_log_that_names_what_is_not_the_runs(run_dir: Path, tmp_path: Path, ki
     log = UndoLog(run_dir)
     log.append(UndoRecord("a", "x", [to_json(handles[kind])]).to_line())
     log.close()
-    (healed,) = heal_from_log(run_dir)
-    assert not healed.verified
-    assert "outside the run directory" in healed.reason
+    (undone,) = undo_from_log(run_dir)
+    assert not undone.verified
+    assert "outside the run directory" in undone.reason
     assert ((tmp_path / "data").read_text(), text.read_text(), page.read(page.ALLOWED)) == ("newer", "another's", 1)
 
 
 def test_one_writer(run_dir: Path) -> None:
-    """While one process has the log no other heals from it."""
+    """While one process has the log no other undoes from it."""
     log = UndoLog(run_dir)
     with pytest.raises(BlockingIOError, match="another process"):
         UndoLog(run_dir)
@@ -94,84 +94,84 @@ def test_a_link_is_no_log(run_dir: Path, tmp_path: Path) -> None:
     """A link in the log's place is refused with a sentence: it could lead to anybody's instructions."""
     (tmp_path / "elsewhere").write_text("")
     path_of(run_dir).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UndoError, match="nothing can be healed"):
-        heal_from_log(run_dir)
+    with pytest.raises(UndoError, match="nothing can be undone"):
+        undo_from_log(run_dir)
 
 
 def test_nothing_guarded(tmp_path: Path) -> None:
-    """A run that never guarded anything, or is gone, has nothing to heal."""
-    assert heal_from_log(tmp_path / "gone") == []
+    """A run that never guarded anything, or is gone, has nothing to undo."""
+    assert undo_from_log(tmp_path / "gone") == []
 
 
 def test_reverse_order(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last record is healed first, and in a record the last handle."""
+    """The last record is undone first, and in a record the last handle."""
     order: list[str] = []
-    restore = File.restore
+    restore = File.undo
 
     def noted(handle: File) -> None:
         order.append(Path(handle.path).name)
         restore(handle)
 
-    monkeypatch.setattr(File, "restore", noted)
-    healer_ = Healer(None)
-    healer_.guard(UndoRecord("1", "x", [_file(tmp_path, "a"), _file(tmp_path, "b")]))
-    healer_.guard(UndoRecord("2", "x", [_file(tmp_path, "c")]))
-    assert [each.verified for each in healer_.heal(None, "")] == [True] * 3
+    monkeypatch.setattr(File, "undo", noted)
+    executor = UndoExecutor(None)
+    executor.record_undo(UndoRecord("1", "x", [_file(tmp_path, "a"), _file(tmp_path, "b")]))
+    executor.record_undo(UndoRecord("2", "x", [_file(tmp_path, "c")]))
+    assert [each.verified for each in executor.undo(None, "")] == [True] * 3
     assert order == ["c", "b", "a"]
 
 
 def test_a_restore_that_hangs_is_left_behind(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One restore that never ends is said to hang, and the others are healed."""
-    monkeypatch.setattr(healer, "BOUND_S", 0.3)
+    """One restore that never ends is said to hang, and the others are undone."""
+    monkeypatch.setattr(undo_executor, "BOUND_S", 0.3)
     hanging = _file(tmp_path, "a")
     os.mkfifo(tmp_path / "fifo")  # whoever opens it waits for a writer
     hanging["copy"] = str(tmp_path / "fifo")
-    worker = Healer(UndoLog(run_dir))
-    worker.guard(UndoRecord("1", "x", [_file(tmp_path, "b")]))
-    worker.guard(UndoRecord("2", "x", [hanging, _file(tmp_path, "c")]))
-    healed = {Path(each.handle["path"]).name: each for each in worker.heal("x", "")}
-    assert {name: each.verified for name, each in healed.items()} == {"a": False, "b": True, "c": True}
-    assert "hung" in healed["a"].reason
+    worker = UndoExecutor(UndoLog(run_dir))
+    worker.record_undo(UndoRecord("1", "x", [_file(tmp_path, "b")]))
+    worker.record_undo(UndoRecord("2", "x", [hanging, _file(tmp_path, "c")]))
+    undone = {Path(each.handle["path"]).name: each for each in worker.undo("x", "")}
+    assert {name: each.verified for name, each in undone.items()} == {"a": False, "b": True, "c": True}
+    assert "hung" in undone["a"].reason
     assert {record.id: record.state for record in read(run_dir)[0]} == {"1": State.VERIFIED, "2": State.FAILED}
     os.close(os.open(tmp_path / "fifo", os.O_WRONLY))  # the thread that was left behind goes on, and ends
 
 
 def test_heals_when_the_log_cannot_be_written(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk keeps new faults out, not old ones on."""
-    worker = Healer(UndoLog(run_dir))
-    worker.guard(UndoRecord("1", "x", [_file(tmp_path, "a")]))
+    worker = UndoExecutor(UndoLog(run_dir))
+    worker.record_undo(UndoRecord("1", "x", [_file(tmp_path, "a")]))
 
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        worker.guard(UndoRecord("2", "x", [to_json(File(str(tmp_path / "new"), str(tmp_path), made="0"))]))
+        worker.record_undo(UndoRecord("2", "x", [to_json(File(str(tmp_path / "new"), str(tmp_path), made="0"))]))
     monkeypatch.setattr("torchaos.harness.rollback.file_handles.os.fsync", lambda fd: None)
-    assert [(each.record, each.verified) for each in worker.heal(None, "")] == [("1", True)]
+    assert [(each.record, each.verified) for each in worker.undo(None, "")] == [("1", True)]
 
 
 def test_applied_after_its_time_was_over(tmp_path: Path) -> None:
-    """A fault that lands although its record was healed in between is refused before, and healed again after."""
+    """A fault that lands although its record was undone in between is refused before, and undone again after."""
     path = tmp_path / "a"
-    worker = Healer(None)
+    worker = UndoExecutor(None)
     (tmp_path / "run" / "undo").mkdir(parents=True)
-    worker.guard(UndoRecord("1", "x", [_file(tmp_path, "a")]))
+    worker.record_undo(UndoRecord("1", "x", [_file(tmp_path, "a")]))
     assert worker.mark("1", State.MAYBE_APPLIED)
     worker.carry_out("1", "its time limit was over")
     assert not worker.mark("1", State.MAYBE_APPLIED)
     path.unlink()
     assert not worker.mark("1", State.APPLIED)
-    assert [each.verified for each in worker.heal("1", "")] == [True]
+    assert [each.verified for each in worker.undo("1", "")] == [True]
     assert path.read_text() == "good"
 
 
 def test_concurrent_heals_do_it_once(run_dir: Path, tmp_path: Path) -> None:
-    """Two heals of one record, as a time limit and a request make them, restore once and report once."""
-    worker = Healer(UndoLog(run_dir))
-    worker.guard(UndoRecord("1", "x", [_file(tmp_path, "a")]))
+    """Two undoes of one record, as a time limit and a request make them, restore once and report once."""
+    worker = UndoExecutor(UndoLog(run_dir))
+    worker.record_undo(UndoRecord("1", "x", [_file(tmp_path, "a")]))
     reports: list[Any] = []
-    threads = [threading.Thread(target=lambda: reports.extend(worker.heal("x", ""))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: reports.extend(worker.undo("x", ""))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

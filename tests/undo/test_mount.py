@@ -35,9 +35,9 @@ def test_unmounts_even_while_in_use(target: Path) -> None:
     mount("-t", "tmpfs", TAG, target)
     mount("-t", "tmpfs", TAG, target)
     with open(target / "busy", "w"):
-        assert not handle.restored()
-        handle.restore()
-    assert handle.restored()
+        assert not handle.is_undone()
+        handle.undo()
+    assert handle.is_undone()
     assert (target / "below").read_text() == "still here"
 
 
@@ -46,23 +46,23 @@ def test_bind_mount_is_known_by_its_folder(target: Path, tmp_path: Path) -> None
     (tmp_path / TAG).mkdir()
     handle = Mount.of(target, TAG)
     mount("--bind", tmp_path / TAG, target)
-    assert not handle.restored()
-    handle.restore()
-    assert handle.restored()
+    assert not handle.is_undone()
+    handle.undo()
+    assert handle.is_undone()
 
 
 def test_spares_what_others_mounted(target: Path) -> None:
     """Another's mount at the same place stays; one on top of ours is not taken off, and that is said."""
     handle = Mount.of(target, TAG)
     mount("-t", "tmpfs", "others", target)
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
     assert [one.source for one in mounts() if one.target == str(target)] == ["others"]
     mount("-t", "tmpfs", TAG, target)
     mount("-t", "tmpfs", "others", target)
     with pytest.raises(ValueError, match="mounted on top of it"):
-        handle.restore()
-    assert not handle.restored()
+        handle.undo()
+    assert not handle.is_undone()
     assert len([one for one in mounts() if one.target == str(target)]) == 3
 
 

@@ -20,13 +20,13 @@ def test_what_went_with_its_namespace_is_healed(kind: str, spawn: Any, tmp_path:
     """When the process that kept the namespace is gone, there is nothing left to take back, and no error."""
     handle, change = netspace.case_of(kind, spawn, tmp_path)
     change()
-    assert not handle.restored()
+    assert not handle.is_undone()
     os.kill(handle.pid, 9)  # type: ignore[attr-defined]
     os.waitid(os.P_PID, handle.pid, os.WEXITED | os.WNOWAIT)  # type: ignore[attr-defined]
     spawn("true")
     _reap(handle.pid)  # type: ignore[attr-defined]
-    handle.restore()
-    assert handle.restored()
+    handle.undo()
+    assert handle.is_undone()
 
 
 def _reap(pid: int) -> None:
@@ -43,7 +43,7 @@ def test_a_table_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     assert isinstance(handle, NftTable)
     handle.space.run(["nft", "add", "table", "inet", "firewall"])
     change()
-    handle.restore()
+    handle.undo()
     assert "firewall" in handle.space.run(["nft", "list", "tables"])
 
 
@@ -54,8 +54,8 @@ def test_a_qdisc_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     assert isinstance(handle, Qdisc)
     tbf = ["tbf", "rate", "1mbit", "burst", "3200", "latency", "50ms"]
     handle.space.run(["tc", "qdisc", "add", "dev", "lo", "root", "handle", "7:", *tbf])
-    assert handle.restored()
-    handle.restore()
+    assert handle.is_undone()
+    handle.undo()
     shown = handle.space.run(["tc", "qdisc", "show", "dev", "lo"])
     assert "7:" in shown
     assert QDISC_MARK not in shown
@@ -69,9 +69,9 @@ def test_the_machines_own_network_is_never_touched(kind: str, spawn: Any, tmp_pa
     stranger = spawn()
     wrong = dataclasses.replace(handle, **dataclasses.asdict(Space.of(stranger.pid)))  # type: ignore[type-var]
     with pytest.raises(PermissionError, match="this machine's own network"):
-        wrong.restore()
+        wrong.undo()
     with pytest.raises(PermissionError, match="this machine's own network"):
-        wrong.restored()
+        wrong.is_undone()
 
 
 @pytest.mark.parametrize("name", ["filter", "torchaos", "torchaos_a; flush", ""])

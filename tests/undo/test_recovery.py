@@ -1,4 +1,4 @@
-"""Remains of earlier deaths are found and healed, wherever they are; what another process takes care of is left
+"""Remains of earlier deaths are found and undone, wherever they are; what another process takes care of is left
 alone."""
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_heals_what_two_deaths_left(killed: Killed, state_of: Any, state: Path) 
     (run,) = left_over(runs)
     done = recover(run)
     assert done.clean, why(done)
-    assert {each.record for each in done.healed} == {"job", "fault"}
+    assert {each.record for each in done.results} == {"job", "fault"}
     assert state_of(killed.victim) in "SR"
     assert killed.file.read_text() == "good"
     assert processes.family(killed.run_id) == {}
@@ -86,7 +86,7 @@ def test_heals_though_the_run_directory_is_gone(killed: Killed, state_of: Any) -
     assert state_of(killed.victim) in "SR"
     assert processes.family(killed.run_id) == {}
     assert "run directory is gone" in done.note
-    assert [each.handle["kind"] for each in done.healed if not each.verified] == ["file"]
+    assert [each.handle["kind"] for each in done.results if not each.verified] == ["file"]
 
 
 def test_finds_processes_by_their_mark_where_no_log_is_left(killed: Killed, state: Path, spawn: Any) -> None:
@@ -122,7 +122,7 @@ def test_the_log_is_kept_twice_where_it_cannot_be_linked(tmp_path: Path, monkeyp
 
 
 def test_after_a_reboot(killed: Killed, state: Path, state_of: Any) -> None:
-    """Pids of an earlier boot are those of strangers: they are left alone; files are healed as ever."""
+    """Pids of an earlier boot are those of strangers: they are left alone; files are undone as ever."""
     for path in (next((state / "runs").iterdir()) / "run.json", undo_log.path_of(killed.run_dir)):
         path.write_text(path.read_text().replace(processes.boot_id(), "earlier-boot"))
     os.kill(killed.victim, signal.SIGSTOP)
@@ -143,7 +143,7 @@ def test_by_its_folder_where_the_registry_is_lost(killed: Killed, state: Path) -
 
 
 def test_spares_what_is_alive(killed: Killed, state_of: Any) -> None:
-    """A run whose harness or reaper lives is not left over, and is not healed when it is named."""
+    """A run whose harness or reaper lives is not left over, and is not undone when it is named."""
     (run,), _bad = find(())
     me = (os.getpid(), processes.ticks_of(os.getpid()))
     for living in (dataclasses.replace(run, harness=me), dataclasses.replace(run, reaper=me)):
@@ -173,10 +173,10 @@ def test_a_container_is_another_machine(killed: Killed) -> None:
 
 
 def test_refuses_what_another_process_is_healing(killed: Killed) -> None:
-    """Two never heal one run at once: the second says so."""
+    """Two never undo one run at once: the second says so."""
     held = undo_log.UndoLog(killed.run_dir)
     (run,), _bad = find(())
-    assert "another process is healing" in recover(run).problem
+    assert "another process is undoing" in recover(run).problem
     assert [one.clean for one in before_a_run()] == [False]  # two runs at once: it is no reason to refuse either
     held.close()
     assert recover(run).clean
@@ -224,7 +224,7 @@ def test_refuses_a_registry_that_is_not_ours_alone(killed: Killed, state: Path, 
 
 @pytest.mark.needs("root")
 def test_refuses_another_users_run(killed: Killed, state_of: Any) -> None:
-    """The run directory of somebody else is not healed by this user."""
+    """The run directory of somebody else is not undone by this user."""
     os.chown(killed.run_dir, 65534, 65534)
     runs, bad = find([killed.run_dir])
     assert runs == []
@@ -243,7 +243,7 @@ def test_entry_of_a_run_goes_through_json() -> None:
 
 
 def test_command_line(killed: Killed, tmp_path: Path, spawn: Any) -> None:
-    """`status` shows what was left, `recover` heals it and says so, exit code 0; a second call finds nothing."""
+    """`status` shows what was left, `recover` undoes it and says so, exit code 0; a second call finds nothing."""
 
     def command(*words: str) -> tuple[int, str]:
         done = torchaos(*words)

@@ -14,7 +14,7 @@ def test_an_allocation_that_is_long_over(tmp_path: Path, monkeypatch: pytest.Mon
     """Slurm forgets a job some minutes after its end; then nothing of it is left."""
     slurm_programs.install(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert SlurmWork("run-1", "99").restored()
+    assert SlurmWork("run-1", "99").is_undone()
 
 
 def test_slurm_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_slurm_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(OSError, match="Unable to contact"):
-        SlurmWork("run-1").restored()
+        SlurmWork("run-1").is_undone()
 
 
 @pytest.mark.parametrize(("name", "job"), [("", ""), ("run-1", "7; rm"), ("", "7")])

@@ -14,7 +14,7 @@ import pytest
 from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, of_run
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.protocol.wire import ENV_RUN_ID
-from torchaos.harness.rollback import container_handles, healer
+from torchaos.harness.rollback import container_handles, undo_executor
 from torchaos.harness.rollback.container_handles import Containers
 from torchaos.harness.running.launchers.docker import Docker
 
@@ -73,7 +73,7 @@ def test_one_that_does_not_go_keeps_no_other(in_: Callable[..., Containers], mon
     monkeypatch.setattr(container_handles, "_END_S", 0.3)
     slow = Slow(remove, a=0, b=1, c=2)
     with pytest.raises(EngineError, match="no answer about a"):
-        in_(slow).restore()
+        in_(slow).undo()
     assert slow.there.keys() == {"a"}
 
 
@@ -87,7 +87,7 @@ def test_one_that_goes_late(in_: Callable[..., Containers]) -> None:
             raise requests_errors.ReadTimeout("no answer yet")
 
     slow = Slow(remove, a=0)
-    in_(slow).restore()
+    in_(slow).undo()
     assert (tried, slow.there) == (["a"] * 3, {})
 
 
@@ -95,16 +95,16 @@ def test_all_go_at_once(in_: Callable[..., Containers]) -> None:
     """None waits for another one to be gone."""
     both = threading.Barrier(2, timeout=300)
     slow = Slow(lambda one: both.wait(), a=0, b=1)
-    in_(slow).restore()
+    in_(slow).undo()
     assert slow.there == {}
 
 
 def test_it_ends_before_the_healer_gives_it_up(in_: Callable[..., Containers], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is left behind works beside the next handles: no request outlasts the end by more than a second."""
-    assert container_handles._END_S + 2 < healer.BOUND_S
+    assert container_handles._END_S + 2 < undo_executor.BOUND_S
     monkeypatch.setattr(container_handles, "_END_S", 2.0)
     slow, end = Slow(a=0), time.monotonic() + 2.0
-    in_(slow).restore()
+    in_(slow).undo()
     assert slow.longest_s <= end + 1
 
 
@@ -112,14 +112,14 @@ def test_one_that_is_being_made(in_: Callable[..., Containers]) -> None:
     """Whoever was killed had asked the engine for node 1's container: it comes late, and is removed."""
     slow = Slow(a=0)
     slow.later[5] = {"b": 1}
-    in_(slow, nodes=2).restore()
+    in_(slow, nodes=2).undo()
     assert (slow.there, slow.later) == ({}, {})
 
 
 def test_nothing_is_waited_for_when_all_nodes_were_there(in_: Callable[..., Containers]) -> None:
     """A node that has its container is not getting another."""
     slow, began = Slow(a=0, b=1), time.monotonic()
-    in_(slow, nodes=2).restore()
+    in_(slow, nodes=2).undo()
     assert time.monotonic() - began < container_handles._QUIET_S
 
 

@@ -244,7 +244,7 @@ class Journal:
             }
             try:
                 event = self._own.emit(kind, clean, rank=rank, attempt=attempt, mono_s=mono_s)
-            except OSError as error:  # healing goes on; the caller ends the run
+            except OSError as error:  # the undo goes on; the caller ends the run
                 self.failed = self.failed or f"the journal can't be written: {error.strerror}"
                 event = Event(kind, "harness", -1, time.time(), time.monotonic(), rank, attempt, None, clean)
             self._add(event)

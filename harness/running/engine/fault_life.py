@@ -29,8 +29,8 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import phase_of
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import PageSlot
-from torchaos.harness.rollback.healer import Healed
-from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
+from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.conditions.progress import after_is_due
 from torchaos.harness.running.fault_checks import NotPermitted, Permits
 from torchaos.harness.running.launchers.job import JobView
@@ -128,7 +128,7 @@ NEAR_S, FAR_S = 0.0005, 0.02  # seconds between looks at a control page: close t
 class Context:
     journal: Journal
     job: JobView
-    reaper: Reaper
+    reaper: ReaperClient
     limit_s: float  # the reaper undoes a fault by itself this long after its undo was written to disk
     undo_copies: Path = OutsideSite.undo_copies
     checkpoints: Path | None = None
@@ -166,8 +166,8 @@ class FaultLife:
         self.fault, self._slots, self._on = fault, slots, on
         self._injector = registry.injector_of(fault)
         self._late = self._injector.late
-        self._guards, self._record = 0, ""
-        self._guarded_for: Sequence[Victim] = ()
+        self._records, self._record = 0, ""
+        self._recorded_for: Sequence[Victim] = ()
         self._begun = False  # the fault was applied, maybe in part
         self._checked_s = 0.0  # when the limits were last checked, CLOCK_MONOTONIC
         self._watching = Sampling((), on.journal.emit)
@@ -196,13 +196,13 @@ class FaultLife:
                 for _ in range(self.fault.times):
                     self._at_the_moment(self.fault.trigger)
             else:
-                self._guard_and_apply()
+                self._record_undo_and_apply()
         except Exception as error:  # an injector may raise anything; the run goes on, and the verdict reports it
             known = isinstance(error, (ChaosError, OSError))
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             with suppress(ChaosError):  # the journal is closed: the run is over and recorded
                 if self._begun:  # this thread, which waited for the end of the fault, ends here
-                    self.roll_back()
+                    self.undo()
                 self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
         finally:
             self._call_off()
@@ -217,14 +217,14 @@ class FaultLife:
 
     def _in_the_ranks(self) -> None:
         self._check_limits()
-        self._guard(self._injector.changes(self._site_of(())))
+        self._record_undo(self._injector.changes(self._site_of(())))
         pages = self._slots.pages.values()
         for page in pages:
             page.write(page.ALLOWED, self.fault.times)
         self._armed(self.fault.target.ranks)
         if self._on.wait_until(partial(self._all_fired, list(pages))):
             self._begun = True
-            self._last()
+            self._wait_and_undo()
 
     def _all_fired(self, pages: Sequence[ControlPage]) -> bool:
         if time.monotonic() - self._checked_s > CHECK_S:
@@ -252,7 +252,7 @@ class FaultLife:
             release = partial(page.write, page.GO, fired + 1)
             try:
                 if self._late:
-                    self._guard_for(self._site())
+                    self._record_undo_for(self._site())
                 self._apply(release)
             finally:
                 release()
@@ -263,27 +263,27 @@ class FaultLife:
         pacer = self._on.job.ranks().get(moment.pacer)
         if pacer is None or pacer == last_armed or moment.attempt not in (None, pacer.attempt):
             return last_armed
-        self._guard(()) if self._late else self._guard_for(self._site())
+        self._record_undo(()) if self._late else self._record_undo_for(self._site())
         page.write(page.GO, fired)  # the undo of the last landing lets every later hold go on
         page.write(page.ARMED_PID, pacer.own_pid)
         page.write(page.ALLOWED, fired + 1)
         self._armed([moment.pacer])
         return pacer
 
-    def _guard_and_apply(self) -> None:
-        self._guard_for(self._site())
+    def _record_undo_and_apply(self) -> None:
+        self._record_undo_for(self._site())
         self._apply(lambda: None)
 
-    def _guard_for(self, site: OutsideSite) -> None:
-        self._guard(self._injector.changes(site))
-        self._guarded_for = site.victims
+    def _record_undo_for(self, site: OutsideSite) -> None:
+        self._record_undo(self._injector.changes(site))
+        self._recorded_for = site.victims
 
     def _apply(self, release: Callable[[], None]) -> None:
         self._check_limits()
         site = self._site(release)
-        if self._changes and site.victims != self._guarded_for:  # the processes were replaced meanwhile
-            self._guard_for(site)
-        site = replace(site, guarded=self._changes)
+        if self._changes and site.victims != self._recorded_for:  # the processes were replaced meanwhile
+            self._record_undo_for(site)
+        site = replace(site, undo_on_disk=self._changes)
         about = {"fault": self.fault.id, "phase": site.phase and site.phase.value, "global_step": site.step}
         for victim in site.victims:
             data = {**about, "pid": victim.pid}
@@ -301,30 +301,30 @@ class FaultLife:
         self._watching.start()  # before the rank goes on
         release()
         self._emit(Kind.APPLIED, {"fault": self.fault.id})
-        self._last()
+        self._wait_and_undo()
 
-    def _last(self) -> None:
+    def _wait_and_undo(self) -> None:
         """After the fault was applied: waits for its duration and undoes it. Does nothing more if it has no
         duration."""
         lasts_s = self.fault.duration_s
         self._on.reaper.mark(self._record, "applied", None if lasts_s is None else lasts_s + SPARE_S)
         if lasts_s is not None:
             self._on.ended.wait(lasts_s)
-            self.roll_back()
+            self.undo()
 
-    def roll_back(self) -> None:
+    def undo(self) -> None:
         """Undoes the changes of this fault, and records whether the undo was verified. Harmless if there were no
         changes."""
         self._watching.stop()
         try:
-            healed = self._on.reaper.heal(self.fault.id)
+            results = self._on.reaper.undo(self.fault.id)
         except UndoError as error:
-            healed = [Healed(self.fault.id, {}, False, str(error))]
-        if healed:
-            bad = [result.reason for result in healed if not result.verified]
+            results = [UndoResult(self.fault.id, {}, False, str(error))]
+        if results:
+            bad = [result.reason for result in results if not result.verified]
             self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
 
-    def _guard(self, changes: Sequence[Handle] | Irreversible | None) -> None:
+    def _record_undo(self, changes: Sequence[Handle] | Irreversible | None) -> None:
         """Writes the undo of these changes to disk, before the fault can be applied. Raises UndoError if that fails.
         Raises NotPermitted if a change touches anything that does not belong to the job, or if the injector declares no
         changes."""
@@ -333,14 +333,14 @@ class FaultLife:
         if self._on.permits and not isinstance(changes, Irreversible):
             self._on.permits.check_changes(changes)
         self._changes: Sequence[Handle] = () if isinstance(changes, Irreversible) else changes
-        self._guards += 1
+        self._records += 1
         slots = [PageSlot(str(path)) for path in self._slots.paths.values()]
-        self._record = f"{self.fault.id}#{self._guards}"
+        self._record = f"{self.fault.id}#{self._records}"
         limit = self._on.limit_s
         if slots:
-            self._on.reaper.guard(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
+            self._on.reaper.record_undo(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
         if changes or not slots:  # the changes of an injector with `late` are known only at the Moment
-            self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
+            self._on.reaper.record_undo(self._record, changes, owner=self.fault.id, limit_s=limit)
             self._on.reaper.mark(self._record, "maybe_applied")  # now, so that no rank waits for the disk
         else:
             self._record = f"{self._record}.pages"

@@ -50,10 +50,10 @@ class RemoteFaultLife:
             self._thread.join(FAR_S)
         return self.fault.id not in self._job.faults.end()
 
-    def roll_back(self) -> None:
+    def undo(self) -> None:
         """Undoes the fault on all nodes. Each node records the result. If a node doesn't answer, the undo on it counts
         as not verified."""
-        if wrong := self._job.faults.heal(self.fault.id):
+        if wrong := self._job.faults.undo(self.fault.id):
             data = {"fault": self.fault.id, "verified": False, "reason": "; ".join(wrong)}
             self._on.journal.emit(Kind.ROLLED_BACK, data)
 

@@ -38,12 +38,12 @@ from torchaos.harness.record.history.saves_and_loads import handled_paths
 from torchaos.harness.record.plan import ENDED_BEFORE, Plan, PlannedFault
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.rollback.healer import Healed
-from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.recovery import PROBES
+from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
 from torchaos.harness.running.engine.remote_fault_life import RemoteFaultLife, remote_slots
-from torchaos.harness.running.engine.watches import Guards, Watches
+from torchaos.harness.running.engine.watches import SelfCheck, Watches
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.factory import job_for
 from torchaos.harness.running.launchers.remote_job import RemoteJob
@@ -141,7 +141,7 @@ class Run:
         with ExitStack() as stack:
             self._prepare(stack)
             # All of these stages run, in reverse order, even if an earlier stage raised an error.
-            for stage in (self._give_disk_back, self._take_inventory, self._stop_job, self._heal, self._collect):
+            for stage in (self._give_disk_back, self._take_inventory, self._stop_job, self._undo_faults, self._collect):
                 stack.callback(stage)
             self._launch()
             self._watch()
@@ -166,13 +166,13 @@ class Run:
             self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None,
             of_each(plan.job.world_size),
         ).write(self.folder.agent_plan)  # fmt: skip
-        self._reaper = Reaper.start(self.folder.root, self.run_id)
+        self._reaper = ReaperClient.start(self.folder.root, self.run_id)
         stack.callback(self._release)
         self._limit_s = plan.job.timeout_s + SPARE_S + (QUEUE_S if far else 0.0)
-        self._reaper.guard("probes", [JobProcesses(self.run_id + PROBES)], owner="probes")
-        self._job = job_for(plan, self.folder, self.run_id, self.journal, self._guard_resources)
+        self._reaper.record_undo("probes", [JobProcesses(self.run_id + PROBES)], owner="probes")
+        self._job = job_for(plan, self.folder, self.run_id, self.journal, self._record_undo_of_resources)
         self._leftovers = Leftovers(plan, self._job.members)
-        self._guards = Guards(self.folder.root)
+        self._self_check = SelfCheck(self.folder.root)
         self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
         stack.callback(self._watches.stop)
         self._gpus = GpuWatch(dict if far else self._job.ranks, self.journal.emit)
@@ -200,7 +200,7 @@ class Run:
             return
         if self.plan.job.attach_pid is None:
             processes = JobProcesses(self.run_id)
-            self._reaper.guard("job", [processes], owner="job", limit_s=self._limit_s)
+            self._reaper.record_undo("job", [processes], owner="job", limit_s=self._limit_s)
         self._make_disk()
         self._job.start()
         python = job_python(self.plan.job.command)  # its packages are listed while the job starts
@@ -216,7 +216,7 @@ class Run:
         root, size = self._checkpoints(), self.plan.job.checkpoints_size
         if root and size:
             disk = OwnDisk.of(root, size, self.run_id)
-            self._reaper.guard("checkpoints", [disk.way_back], owner="checkpoints", limit_s=self._limit_s)
+            self._reaper.record_undo("checkpoints", [disk.way_back], owner="checkpoints", limit_s=self._limit_s)
             disk.mount()
             self._disk = disk
 
@@ -229,7 +229,7 @@ class Run:
             if not self._context.steady.is_set() and self._watches.steady(events, now):
                 self._context.steady.set()
             broken = self._watches.broken(events, now)
-            if trouble := self.journal.failed or self._guards.trouble() or self._job.trouble:
+            if trouble := self.journal.failed or self._self_check.trouble() or self._job.trouble:
                 self.stop(trouble)
             elif broken:
                 self.stop(broken[0], interrupted=not broken[1])
@@ -280,10 +280,10 @@ class Run:
             self._save("report", from_job)
         self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})
 
-    def _heal(self) -> None:
+    def _undo_faults(self) -> None:
         self._stage("heal")
         for life in reversed(self._lives):
-            life.roll_back()
+            life.undo()
         rolled_back = (e.data for e in beside_steps(self.journal.snapshot()) if e.kind is Kind.ROLLED_BACK)
         bad = [data for data in rolled_back if not data["verified"]]
         self._unverified |= {rolled["fault"]: rolled["reason"] for rolled in bad}
@@ -292,7 +292,7 @@ class Run:
         self._stage("stop job")
         self._job.stop(self.grace_s, self._is_hurried)
         for owner in ("job", "launcher"):
-            self._take_back(owner, partial(self._reaper.heal, owner))
+            self._undo(owner, partial(self._reaper.undo, owner))
 
     def _take_inventory(self) -> None:
         if not self._hurried:
@@ -318,7 +318,7 @@ class Run:
         with the disk."""
         if self._disk is None:
             return
-        unmount = partial(self._take_back, "checkpoints", partial(self._reaper.heal, "checkpoints"))
+        unmount = partial(self._undo, "checkpoints", partial(self._reaper.undo, "checkpoints"))
         if lost := self._disk.give_back(unmount, keep=not self._hurried):
             self.journal.emit(Kind.NOTE, {"text": lost})
 
@@ -328,27 +328,27 @@ class Run:
         if self._lives:
             self._context.ended.set()
         late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
-        self._take_back("all", self._reaper.close)
+        self._undo("all", self._reaper.close)
         for name in late:
-            self._tell([Healed(name, {}, False, "it was still being applied when the run was over")])
+            self._tell([UndoResult(name, {}, False, "it was still being applied when the run was over")])
 
-    def _take_back(self, owner: str, heal: Callable[[], Sequence[Healed]]) -> None:
+    def _undo(self, owner: str, undo: Callable[[], Sequence[UndoResult]]) -> None:
         try:
-            self._tell(heal())
+            self._tell(undo())
         except UndoError as error:  # recorded as a failed undo: then the exit code is 4, and the next stages still run
-            self._tell([Healed(owner, {}, False, str(error))])
+            self._tell([UndoResult(owner, {}, False, str(error))])
 
-    def _tell(self, healed: Sequence[Healed]) -> None:
-        for result in healed:
+    def _tell(self, results: Sequence[UndoResult]) -> None:
+        for result in results:
             self.journal.emit(Kind.HEALED, asdict(result))
-        bad = {_owner(result): result.reason for result in healed if not result.verified}
-        good = {_owner(result) for result in healed} - bad.keys()
+        bad = {_owner(result): result.reason for result in results if not result.verified}
+        good = {_owner(result) for result in results} - bad.keys()
         self._unverified = {who: why for who, why in (self._unverified | bad).items() if who not in good}
 
-    def _guard_resources(self, resources: Sequence[Handle], submission: int) -> None:
+    def _record_undo_of_resources(self, resources: Sequence[Handle], submission: int) -> None:
         """Writes the undo of what a launcher is about to create to disk. If this raises UndoError, nothing may be
         created."""
-        self._reaper.guard(f"launcher#{submission}", resources, owner="launcher", limit_s=self._limit_s)
+        self._reaper.record_undo(f"launcher#{submission}", resources, owner="launcher", limit_s=self._limit_s)
 
     def _world_size(self) -> int | None:
         return next((rank.world_size for rank in self._job.ranks().values()), None)
@@ -374,9 +374,9 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in islice(walked, _MOST_FILES))
 
 
-def _owner(healed: Healed) -> str:
+def _owner(result: UndoResult) -> str:
     """The owner of an undo record, from the record's name: "freeze" for "freeze#1.pages"."""
-    return healed.record.partition("#")[0]
+    return result.record.partition("#")[0]
 
 
 class Stoppable:

@@ -37,7 +37,7 @@ def check_disk(run_dir: Path) -> None:
         )
 
 
-class Guards:
+class SelfCheck:
     """Checks for problems of the harness itself, at most once in EVERY_S seconds."""
 
     def __init__(self, run_dir: Path) -> None:

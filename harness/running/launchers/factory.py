@@ -23,10 +23,10 @@ from torchaos.harness.running.launchers.remote_job import RemoteJob
 
 def job_for(
     plan: Plan, folder: RunDir, run_id: str, journal: Journal,
-    guard: Callable[[Sequence[Handle], int], None] | None = None,
+    record_undo: Callable[[Sequence[Handle], int], None] | None = None,
 ) -> RunningJob:  # fmt: skip
-    """The job of the plan. It is not started yet. `guard`: writes to disk the undo of what a launcher is about to make.
-    Raises UsageError if the log format or the launcher is unknown, or if there is no torchrun to attach to."""
+    """The job of the plan. It is not started yet. `record_undo`: writes to disk the undo of what a launcher is about to
+    make. Raises UsageError if the log format or the launcher is unknown, or if there is no torchrun to attach to."""
     job, adapter = plan.job, adapter_for(plan.job.log)
     watchdogs = [assertion.params["pattern"] for assertion in plan.asserts if assertion.params.get("pattern")]
     if job.attach_pid is not None:
@@ -47,14 +47,14 @@ def job_for(
     if launcher.on_nodes:
         return RemoteJob(
             spec_for, cast(RemoteLauncher, launcher), journal, folder.root, faults=plan.faults,
-            resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s, guard=guard,
+            resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s, record_undo=record_undo,
             log_of=partial(JobLog, journal, adapter, watchdogs) if job.attached else None,
         )  # fmt: skip
 
     return Job(
         spec_for, launcher, journal, resubmit_times=job.resubmit_times,
         resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, watchdogs=watchdogs, metrics=_metrics(job, folder),
-        guard=guard,
+        record_undo=record_undo,
     )  # fmt: skip
 
 

@@ -292,16 +292,16 @@ _ATTEMPT_KINDS = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 
 class SubmittedJob(RunningJob):
     """A job with all its submissions. `spec_for(n)` returns the spec of submission n, counted from 0. If a submission
-    ends with an exit code other than 0, the next one is started, if any is left. `guard` writes to disk the undo of
-    everything that the launcher makes for a submission, or raises an error."""
+    ends with an exit code other than 0, the next one is started, if any is left. `record_undo` writes to disk the undo
+    of everything that the launcher makes for a submission, or raises an error."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
         resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
-        guard: Callable[[Sequence[Handle], int], None] | None = None,
+        record_undo: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
         self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
-        self._times, self._delay_s, self._guard = resubmit_times, resubmit_delay_s, guard
+        self._times, self._delay_s, self._record_undo = resubmit_times, resubmit_delay_s, record_undo
         self._run_id = spec_for(0).env[ENV_RUN_ID]
         super().__init__(RankWatch(journal, self._run_id))
         self._nodes: list[Node] = []  # of the present submission
@@ -342,9 +342,9 @@ class SubmittedJob(RunningJob):
         spec = self._spec_for(self._submission)
         spec = replace(spec, env={**spec.env, ENV_ATTEMPT_BASE: str(self._base)})
         if resources := self._launcher.resources(spec):
-            if self._guard is None:
+            if self._record_undo is None:
                 raise ChaosError(f"the launcher {self._launcher.name} makes resources whose undo is not on disk")
-            self._guard(resources, self._submission)  # on disk before anything is made
+            self._record_undo(resources, self._submission)  # on disk before anything is made
         self._nodes = list(self._launcher.create(spec))
         self._start_nodes(spec)
 

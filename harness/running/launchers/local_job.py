@@ -108,10 +108,11 @@ class Job(SubmittedJob):
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
         resubmit_times: int = 0, resubmit_delay_s: float = 0.0, log_adapter: Adapter | None = None,
         watchdogs: Sequence[str] = (), metrics: Path | None = None,
-        guard: Callable[[Sequence[Handle], int], None] | None = None,
+        record_undo: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s, guard=guard
+            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s,
+            record_undo=record_undo,
         )  # fmt: skip
         self._new_log = partial(JobLog, journal, log_adapter, watchdogs)
         self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node

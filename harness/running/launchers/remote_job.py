@@ -99,7 +99,7 @@ class RemoteFaults:
                 continue
         return sorted(stuck)
 
-    def heal(self, fault: str) -> list[str]:
+    def undo(self, fault: str) -> list[str]:
         """Undoes a fault on all nodes that have it. Returns one reason for each node on which the undo is not
         verified."""
         wrong = []
@@ -164,10 +164,11 @@ class RemoteJob(SubmittedJob):
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: RemoteLauncher, journal: Journal, run_dir: Path, *,
         faults: Sequence[PlannedFault] = (), resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
-        guard: Callable[[Sequence[Handle], int], None] | None = None, log_of: Callable[[], JobLog] | None = None,
+        record_undo: Callable[[Sequence[Handle], int], None] | None = None, log_of: Callable[[], JobLog] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s, guard=guard
+            spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s,
+            record_undo=record_undo,
         )  # fmt: skip
         self._run_dir = run_dir
         self._log_of = log_of

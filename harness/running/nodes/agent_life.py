@@ -138,7 +138,7 @@ def serving(
     agent = Agent(
         socket_of(mark), node, journal, faults, relay.send, folder=folder.root, missing=missing, trouble=trouble
     )  # fmt: skip
-    relay.on_signal = agent.take_back
+    relay.on_signal = agent.undo_soon
     agent.await_controller(_MEET_S)
     try:
         yield agent, faults

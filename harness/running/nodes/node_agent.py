@@ -28,8 +28,8 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.rollback.healer import Healed
-from torchaos.harness.rollback.reaper_client import Reaper, UndoError
+from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
+from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.job import JobView, StartedNode
@@ -108,10 +108,10 @@ class NodeFaults:
         job = plan.job
         parts = (word.replace("{run}", str(shared.job)) for word in (job.cwd, job.checkpoints or ""))
         self._checkpoints = Path(*parts) if job.checkpoints else None
-        self._reaper = Reaper.start(place.root, mark)
+        self._reaper = ReaperClient.start(place.root, mark)
         limit_s = job.timeout_s + SPARE_S
         try:
-            self._reaper.guard("job", [JobProcesses(mark)], owner="job", limit_s=limit_s)
+            self._reaper.record_undo("job", [JobProcesses(mark)], owner="job", limit_s=limit_s)
         except UndoError:
             self._reaper.close()  # removes the entry in the registry of runs, which a dead reaper leaves
             raise
@@ -155,25 +155,25 @@ class NodeFaults:
             lives = list(self._lives.items())
         return [name for name, life in lives if not life.join(JOIN_S)]
 
-    def heal(self, fault: str | None = None) -> None:
+    def undo(self, fault: str | None = None) -> None:
         """Undoes a fault, or all faults if it is None, the last first. The results are in the journal."""
         with self._lock:
             lives = [life for name, life in reversed(self._lives.items()) if fault in (None, name)]
         for life in lives:
-            life.roll_back()
+            life.undo()
 
     def close(self) -> bool:
         """Undoes everything, and ends the remaining processes of this node's part of the job. Returns whether all of
         that is verified."""
         self.end()
-        self.heal()
+        self.undo()
         try:
-            healed = self._reaper.close()
+            results = self._reaper.close()
         except UndoError as error:
-            healed = [Healed("all", {}, False, str(error))]
-        for result in healed:
+            results = [UndoResult("all", {}, False, str(error))]
+        for result in results:
             self._journal.emit(Kind.HEALED, asdict(result))
-        return all(result.verified for result in healed)
+        return all(result.verified for result in results)
 
 
 def _world_size(part: NodePart) -> int | None:
@@ -213,7 +213,7 @@ class Agent:
         """Why everything was undone before the command ended. Empty if it was not."""
         return self._lapsed
 
-    def take_back(self) -> None:
+    def undo_soon(self) -> None:
         """Makes the agent undo everything soon. May be called from a signal handler."""
         self._leaving.set()
 
@@ -259,7 +259,7 @@ class Agent:
     def _lapse(self, why: str) -> None:
         if self._faults is not None:
             self._faults.end()
-            self._faults.heal()
+            self._faults.undo()
         self._journal.emit(Kind.NOTE, {"text": f"node {self._node}: {why}: everything was undone on this node"})
         self._lapsed = why
         if self._talk is not None:
@@ -304,7 +304,7 @@ class Agent:
         elif do == "signal":
             self._signal(int(said["number"]))
         elif do == "leave":
-            self.take_back()
+            self.undo_soon()
         elif do == "start" and faults and not self._missing:  # the controller ends the run
             faults.start(said["fault"], said["ranks"])
         elif do == "page" and faults:
@@ -318,7 +318,7 @@ class Agent:
             if said["do"] == "end":
                 left = self._faults.end()
             else:
-                self._faults.heal(said["fault"])
+                self._faults.undo(said["fault"])
         talk.say(re=said["id"], ok=left)
 
     def _forward(self, talk: Connection, since: int) -> None:

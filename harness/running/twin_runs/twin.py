@@ -30,7 +30,7 @@ from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.rollback.reaper_client import UndoError, heal_from_log
+from torchaos.harness.rollback.reaper_client import UndoError, undo_from_log
 from torchaos.harness.running.twin_runs.twin_key import Inputs, difference, key_in, key_of, parts_of, sources_changed
 
 MOST_TWINS, MOST_BYTES = 200, 10 << 30  # limits of the cache
@@ -167,7 +167,7 @@ class Twins:
         equal."""
         for left in (*self._home.glob("run-*"), *self._home.glob(".[0-9]*-*")):
             with suppress(UndoError):  # a reaper is still undoing its changes
-                if all(result.verified for result in heal_from_log(left)):
+                if all(result.verified for result in undo_from_log(left)):
                     shutil.rmtree(left, ignore_errors=True)
 
     @contextmanager

@@ -47,7 +47,7 @@ from torchaos.harness.reporting.terminal import console
 from torchaos.harness.reporting.terminal.live import Progress
 from torchaos.harness.reporting.terminal.narrator import Narrator
 from torchaos.harness.rollback.handles import REGISTRY, PageSlot
-from torchaos.harness.rollback.reaper_client import heal_from_log
+from torchaos.harness.rollback.reaper_client import undo_from_log
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.conditions.progress import after_is_due
 from torchaos.harness.running.engine.stages import BaseWriter
@@ -323,13 +323,13 @@ class PageTarget(Target):
             pending = Pending(Order("fault", Moment(0, 1, None), str(path)))
         except ValueError:
             with suppress(ValueError):
-                slot.restore()
-                slot.restored()
+                slot.undo()
+                slot.is_undone()
             return
         assert pending.armed in (True, False)
         assert pending.has_fired in (True, False)
-        slot.restore()
-        assert slot.restored()
+        slot.undo()
+        assert slot.is_undone()
         assert not pending.armed
         pending.page.close()
 
@@ -397,7 +397,7 @@ class UndoTarget(_FileOfRun):
     def look(self) -> None:
         (self.run / "job" / "data").write_bytes(b"baad")
         with suppress(ChaosError):
-            heal_from_log(self.run)
+            undo_from_log(self.run)
         if self._victim.poll() is not None:
             self.__class__.prepare(self)
             self.__dict__.pop("whole", None)

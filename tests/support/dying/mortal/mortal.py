@@ -83,7 +83,7 @@ def _harness(at: dict[str, Any]) -> None:
         return f"event {kind.value}"
 
     points.around(wire.EventFile, "emit", event)
-    points.around(reaper_client.Reaper, "_ask", lambda _self, _s, **request: f"request {request['do']}")
+    points.around(reaper_client.ReaperClient, "_ask", lambda _self, _s, **request: f"request {request['do']}")
     points.around(ControlPage, "write", lambda _page, word, *_more: f"page {words[word]}")
     points.around(OutsideSite, "signal", lambda *_more: "signal")
     points.around(disk, "write_atomically", lambda path, *_more, **_: f"file {path.name}")
@@ -101,13 +101,13 @@ def _harness(at: dict[str, Any]) -> None:
 
 
 def _reaper(at: dict[str, Any]) -> None:
-    from torchaos.harness.rollback import healer, undo_log
+    from torchaos.harness.rollback import undo_executor, undo_log
 
     points = Points("reaper", at)
     points.pids["harness"] = os.getppid()
     points.around(undo_log.UndoLog, "append", lambda _log, line, *_more: f"line {line.get('state', 'header')}")
-    points.around(healer, "_restore", lambda raw, *_more: f"restore {raw['kind']}")
-    points.around(healer, "_verify", lambda _record, raw, *_more: f"look {raw['kind']}")
+    points.around(undo_executor, "_undo_handle", lambda raw, *_more: f"restore {raw['kind']}")
+    points.around(undo_executor, "_verify", lambda _record, raw, *_more: f"look {raw['kind']}")
     write, sync = os.pwrite, os.fsync
 
     def pwrite(fd: int, data: bytes, offset: int) -> int:

@@ -1,4 +1,4 @@
-"""The only code that undoes changes (here also: heals). The reaper runs it; if the reaper is dead, another process
+"""The only code that undoes changes. The reaper runs it; if the reaper is dead, another process
 does."""
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Healed:
+class UndoResult:
     record: str
     handle: Mapping[str, Any]  # the handle as JSON
     verified: bool
     reason: str = ""  # why the undo is not verified
 
 
-class Healer:
+class UndoExecutor:
     """Holds the undo records, and undoes them, the last written first. Each handle is undone, then verified.
 
     Thread-safe. Records are undone one at a time; new records and marks are accepted meanwhile. An undo that hangs is
@@ -44,17 +44,17 @@ class Healer:
     ) -> None:  # fmt: skip
         self._log, self._within = log, within
         self._records = {record.id: record for record in records}
-        self._healing = threading.Lock()
+        self._working = threading.Lock()
         self._state = threading.Lock()
-        self._taken_back: set[str] = set()
+        self._undone: set[str] = set()
         self._again: set[str] = set()  # records whose change was made again after its undo
-        self._unreported: dict[str, list[Healed]] = {}
+        self._unreported: dict[str, list[UndoResult]] = {}
 
-    def guard(self, record: UndoRecord) -> None:
+    def record_undo(self, record: UndoRecord) -> None:
         """Writes an undo record. It is on disk when this returns. Raises ValueError for a bad record, OSError if it
         can't be written."""
         if record.id in self._records and self._records[record.id].open:
-            raise ValueError(f"{record.id} is guarded already")
+            raise ValueError(f"{record.id} has its undo in the log already")
         for handle in record.handles:
             from_json(handle)
         if self._log is not None:
@@ -62,37 +62,37 @@ class Healer:
         with self._state:
             self._records.pop(record.id, None)
             self._records[record.id] = record
-            self._taken_back.discard(record.id)
+            self._undone.discard(record.id)
 
     def mark(self, name: str, state: State) -> bool:
         """Records that a change is about to be made, or was made. Returns False if the record was undone before; if its
-        change was made after that, the next `heal` undoes it again. Raises ValueError for an unknown record, and
+        change was made after that, the next `undo` undoes it again. Raises ValueError for an unknown record, and
         OSError if nothing can be written."""
         if name not in self._records:
-            raise ValueError(f"{name} is not guarded")
+            raise ValueError(f"{name} has no undo in the log")
         if state not in (State.MAYBE_APPLIED, State.APPLIED):
-            raise ValueError(f"only the healer writes {state.value}")
+            raise ValueError(f"only the undo writes {state.value}")
         with self._state:
-            late = name in self._taken_back
+            late = name in self._undone
             if late and state is State.APPLIED:
                 self._again.add(name)
             if not (late and state is State.MAYBE_APPLIED):
                 self._append(self._records[name], state, "")
         return not late
 
-    def heal(self, name: str | None, why: str) -> list[Healed]:
+    def undo(self, name: str | None, why: str) -> list[UndoResult]:
         """Undoes the open records with this name or owner, or all (None). Returns the result of each handle that was
         not reported before, including those that were undone at a time limit."""
         self.carry_out(name, why)
         ids = [record.id for record in self._chosen(name)]
-        return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]
+        return [result for id_ in ids for result in self._unreported.pop(id_, [])]
 
     def carry_out(self, name: str | None, why: str) -> None:
-        """Undoes the same records as `heal`, but keeps the results for the next call of `heal`."""
-        with self._healing:
+        """Undoes the same records as `undo`, but keeps the results for the next call of `undo`."""
+        with self._working:
             for record in self._with_later_faults(self._chosen(name)):
                 if record.open or record.id in self._again:
-                    self._unreported[record.id] = self._heal(record, why)
+                    self._unreported[record.id] = self._undo(record, why)
 
     @property
     def is_done(self) -> bool:
@@ -114,23 +114,23 @@ class Healer:
                 ids |= {record.id for record in later if record.open and paths & _paths(record)}
             return [record for record in reversed(self._records.values()) if record.id in ids]
 
-    def _heal(self, record: UndoRecord, why: str) -> list[Healed]:
+    def _undo(self, record: UndoRecord, why: str) -> list[UndoResult]:
         with self._state:
-            self._taken_back.add(record.id)
+            self._undone.add(record.id)
             self._again.discard(record.id)
         handles = list(reversed(record.handles))
-        problems = [_problem(partial(_restore, raw, self._within)) for raw in handles]
+        problems = [_problem(partial(_undo_handle, raw, self._within)) for raw in handles]
         if not any(problems):
             self._note(record, State.ROLLED_BACK, why)
         outcomes = zip(handles, problems, strict=True)
-        healed = [_verify(record.id, raw, problem, self._within) for raw, problem in outcomes]
-        reasons = "; ".join(each.reason for each in healed if not each.verified)
+        results = [_verify(record.id, raw, problem, self._within) for raw, problem in outcomes]
+        reasons = "; ".join(each.reason for each in results if not each.verified)
         self._note(record, State.FAILED if reasons else State.VERIFIED, reasons or why)
-        return healed
+        return results
 
     def _note(self, record: UndoRecord, state: State, why: str) -> None:
-        """Writes a state to the log. If that fails, the undo goes on. The next healer then repeats the undo, which does
-        no harm."""
+        """Writes a state to the log. If that fails, the undo goes on. The next process that undoes the run then repeats
+        it, which does no harm."""
         if problem := _problem(lambda: self._append(record, state, why)):
             with suppress(OSError):  # stderr may be on the disk that is full
                 text = f"undo.jsonl: {record.id} {state.value} could not be written: {problem}"
@@ -147,8 +147,8 @@ def _paths(record: UndoRecord) -> set[str]:
     return {str(raw["path"]) for raw in record.handles if raw.get("kind") == "file" and "path" in raw}
 
 
-def _restore(raw: Mapping[str, Any], within: Collection[Path] | None) -> None:
-    _checked(raw, within).restore()
+def _undo_handle(raw: Mapping[str, Any], within: Collection[Path] | None) -> None:
+    _checked(raw, within).undo()
 
 
 def _checked(raw: Mapping[str, Any], within: Collection[Path] | None) -> Handle:
@@ -158,12 +158,12 @@ def _checked(raw: Mapping[str, Any], within: Collection[Path] | None) -> Handle:
     return handle
 
 
-def _verify(record: str, raw: Mapping[str, Any], problem: str, within: Collection[Path] | None) -> Healed:
+def _verify(record: str, raw: Mapping[str, Any], problem: str, within: Collection[Path] | None) -> UndoResult:
     answer: list[bool] = []
-    unseen = _problem(lambda: answer.append(_checked(raw, within).restored()))
+    unseen = _problem(lambda: answer.append(_checked(raw, within).is_undone()))
     if answer == [True]:
-        return Healed(record, raw, True)
-    return Healed(
+        return UndoResult(record, raw, True)
+    return UndoResult(
         record, raw, False, problem or unseen or "the state after the undo is not the state before the change"
     )
 

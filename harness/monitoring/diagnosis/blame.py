@@ -1,11 +1,9 @@
-"""Finds the ranks that hold up the others, from the recorded collectives of all ranks. A culprit is only a suspect if a
-healthy job could look the same.
+"""Finds the ranks that hold up the others, from the recorded collectives of all ranks. `diagnose` names the culprits;
+`weigh` turns culprits into mere suspects if a healthy job could look the same.
 
-Turns culprits into suspects if a healthy job could look the same.
-
-The records alone can't distinguish a hang from a job that goes on a moment later. The time that the ranks have waited
-decides, and only the modification times of the files show it. If these may be the times of copies, the ops that were
-under way decide instead."""
+The records alone can't distinguish a hang from a job that goes on a moment later. What decides is how long the ranks
+have waited, and only the modification times of the files show that. If these may be the times of copies, the ops
+(collectives, sends and recvs) that were under way decide instead."""
 
 from __future__ import annotations
 
@@ -30,17 +28,18 @@ from torchaos.harness.monitoring.diagnosis.wait_graph import (
 # A wait proves a hang only if it is longer than each of these limits that applies.
 _EARLY_S = 1.0
 _DUMPED_S = 2.5  # for dumps: no tool dumps a hang earlier, and a checkpoint takes as long
-_UNKNOWN_S = 10.0  # if the dumps hold no older calls that show the usual gaps
+_UNKNOWN_S = 10.0  # if the dumps have no older calls, which would show the usual gaps
 _USUAL = 3.0  # times the usual gap between two calls of a rank, but at most _LONGEST_S
 _LONGEST_S = 60.0
 FRESH_S = 600.0  # a record that was written within this time after the time-out is no late copy
-_GAPS = 20  # the least number of gaps that shows a usual gap
-FEW = 2
+_GAPS = 20  # the least number of gaps from which a usual gap is computed
+FEW = 2  # so many ranks count as few
 
 
 def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found: Diagnosis) -> None:
-    """Changes `found`: a culprit becomes a suspect if a healthy job could look the same. `proven`: the collectives of
-    the ranks do not match, which proves the blame even if no rank has waited for long."""
+    """Changes `found`: a culprit becomes a suspect if a healthy job could look the same. `ends`: the parts of the graph
+    that wait for nothing outside themselves. `proven`: the collectives of the ranks do not match, which proves the
+    blame even if no rank has waited for long."""
     _too_early(calls, graph, found)
     _too_many(graph, found)
     if not proven:
@@ -58,7 +57,7 @@ def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found
 
 def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     """Turns the culprits into suspects if the records were written so soon after the first wait began that a healthy
-    job looks the same."""
+    job would look the same."""
     begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
     written = [record.written_s for record in calls.ranks.values() if record.written_s]
     if not begun or not written:
@@ -84,9 +83,9 @@ def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _usual_gap_s(calls: Calls) -> float:
-    """The usual gap in seconds between two calls of a rank. For each rank it is the third longest gap, because the two
-    longest may be the first step and a checkpoint. The largest value of all ranks counts. A host may run ahead of its
-    device by such a gap."""
+    """The usual gap in seconds between two calls of a rank, because a host may run ahead of its device by that time.
+    For each rank it is the third longest gap: the two longest may be the first step and a checkpoint. The largest value
+    of all ranks is returned; 0 if no rank has enough calls."""
     worst = 0.0
     for record in calls.ranks.values():
         times = sorted(call.created_s for call in record.calls if call.created_s)
@@ -97,7 +96,7 @@ def _usual_gap_s(calls: Calls) -> float:
 
 
 def _too_many(graph: Waits, found: Diagnosis) -> None:
-    """Turns the culprits into suspects if more ranks are missing than wait. Then the waiting ranks are usually just a
+    """Turns the culprits into suspects if more ranks are missing than wait. Then the ranks that wait are usually just a
     little ahead."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending}
     absent = found.culprits - waiting
@@ -107,8 +106,8 @@ def _too_many(graph: Waits, found: Diagnosis) -> None:
 
 
 def _lasted(calls: Calls, graph: Waits) -> bool:
-    """Whether the times of the files can be trusted. True if they were written at most FRESH_S seconds after a time-out
-    was due, or if no file was read. Later files may be copies."""
+    """Whether the times of the files can be trusted: they were written at most FRESH_S seconds after a time-out was
+    due, or no file was read. Later files may be copies."""
     begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
     written = [record.written_s for record in calls.ranks.values() if record.written_s and record.copied]
     limits = [call.timeout_s for op in graph.ops.values() for call in op.pending.values() if call.timeout_s]
@@ -116,8 +115,8 @@ def _lasted(calls: Calls, graph: Waits) -> bool:
 
 
 def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
-    """Turns the culprits into suspects if a collective is under way on all of its ranks. A hanging job has no such
-    collective, so this job was recorded while it was going on."""
+    """Turns the culprits into suspects if some collective is under way on all of its ranks. A job that hangs has no
+    such collective, so this job was recorded while it was going on."""
     flying = [graph.ops[next(iter(end))] for end in ends if len(end) == 1 and next(iter(end)) in graph.ops]
     whole = [op for op in flying if len(op.key) == 2 and len(op.pending) == len(op.members) > 1]
     whole = [op for op in whole if not any(call.started for call in op.pending.values())]
@@ -130,7 +129,7 @@ def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
 
 
 def _a_good_part(calls: Calls, found: Diagnosis) -> None:
-    """Turns the culprits into suspects if there are many of them. The ranks of a whole pipeline stage may be computing
+    """Turns the culprits into suspects if there are many of them: the ranks of a whole pipeline stage may be computing
     while the others wait for their data."""
     if len(found.culprits) > max(FEW, len(calls.world) // 8):
         _acquit(
@@ -141,9 +140,9 @@ def _a_good_part(calls: Calls, found: Diagnosis) -> None:
 
 
 def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Examines ranks that share a group with a culprit and wait for nothing. In a job that hangs, such a rank is stuck
-    by itself, and no rank waits for it yet. It becomes a suspect. If there are more such ranks than culprits, the job
-    was computing, and the culprits become suspects."""
+    """Examines the ranks that share a group with a culprit and wait for nothing. In a job that hangs, such a rank is
+    stuck by itself, and nobody waits for it yet; it becomes a suspect. If there are more such ranks than culprits, the
+    job was computing, and the culprits become suspects."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} | set(graph.late)
     groups = {members for record in calls.ranks.values() for members in record.groups.values()}
     near = {rank for members in groups if found.culprits & {*members} for rank in members}
@@ -162,7 +161,7 @@ def _acquit(found: Diagnosis, why: str) -> None:
     found.problems.append(why)
 
 
-_OF_ALL = 3  # if more than one rank in three left no record, the records were not collected completely
+_OF_ALL = 3  # if more than one rank in three has no record, the records were not collected completely
 
 
 def diagnose(calls: Calls) -> Diagnosis:
@@ -197,7 +196,7 @@ def _read_end(end: set[Node], graph: Waits, calls: Calls, found: Diagnosis) -> N
 
 
 def _read_absent(rank: int, graph: Waits, calls: Calls, found: Diagnosis) -> None:
-    """Judges a rank for which others wait, and which itself waits for nothing."""
+    """Judges a rank for which other ranks wait and which itself waits for nothing."""
     if rank not in calls.ranks:
         found.suspect([rank], *waited_for(rank, graph), "it has no record: it is gone, or its record was not collected")
     elif rank in graph.stale:
@@ -252,8 +251,8 @@ def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
 
 
 def _not_gone_on(op: Op, graph: Waits) -> set[int]:
-    """The ranks in the op that have not entered later ops of its group, although other ranks have. Empty if they are
-    not the minority."""
+    """The ranks in the op that have not entered later ops of its group, although other ranks have. Empty unless they
+    are a minority."""
     later = [each for each in graph.ops.values() if each.key[0] == op.key[0] and each.seq > op.seq]
     absent = {rank for each in later if len(each.key) == 2 for rank in each.missing & op.pending.keys()}
     return absent if 2 * len(absent) < len(op.pending) else set()
@@ -261,7 +260,7 @@ def _not_gone_on(op: Op, graph: Waits) -> set[int]:
 
 def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, calls: Calls, found: Diagnosis) -> None:
     """Judges ranks that wait for each other. A send usually does not block its rank. So if all waits of some ranks are
-    sends, and the circle opens without them, they are treated as not waiting."""
+    sends, and the circle opens without these waits, the ranks count as not waiting."""
     senders = {
         rank for rank in ranks
         if all(rank == op.key[1] for op in ops if rank in op.pending and len(op.key) == 4)
@@ -283,7 +282,7 @@ def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, 
 
 
 def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Weighs the ranks without a usable record. A rank without a record is blamed only if others wait for it and no
+    """Judges the ranks without a usable record. A rank without any record is blamed only if others wait for it and no
     other rank explains the wait. A rank with an empty or torn record was alive when it wrote the record, so it stays a
     suspect."""
     unknown = {rank for rank in found.suspects if rank not in calls.ranks or calls.ranks[rank].torn}
@@ -296,8 +295,9 @@ def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
-    """The ranks without a record for which an op waits, if that op waits for no rank with a record. A live rank leaves
-    a record. If more than FEW ranks left none, the records were not collected completely, and the result is empty."""
+    """The ranks of `unknown`, which have no record, for which an op waits that waits for no rank with a record. A live
+    rank leaves a record. If more than FEW ranks left none, the records were not collected completely, and the result is
+    empty."""
     if len(unknown) > FEW:
         return set()
     reasons = [graph.edges[key] for key, op in graph.ops.items() if op.pending and graph.edges[key] <= unknown]
@@ -305,10 +305,9 @@ def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
 
 
 def _given_up(calls: Calls, found: Diagnosis) -> None:
-    """Judges records in which no call is under way. If most ranks ended an op that the others never entered, and it was
-    their last op, they gave it up, because it can't have succeeded. Another explanation is that the others were
-    recorded a moment earlier. So the others are culprits only if the files were written when the op's time-out was
-    due."""
+    """Judges records in which no call is under way. If most ranks have ended an op that the others never entered, and
+    it was their last op, they gave it up, because it can't have succeeded. But the others may also have been recorded a
+    moment earlier. So they are culprits only if the files were written when the time-out of the op was due."""
     for group in groups_of(calls).values():
         top = max(group.last.values(), default=-1)
         done = [rank for rank, by_number in group.calls.items() if top in by_number]
@@ -325,7 +324,7 @@ def _given_up(calls: Calls, found: Diagnosis) -> None:
 
 
 def _timed_out(calls: Calls, call: Call) -> bool:
-    """Whether the records were written soon after the call's time-out."""
+    """Whether the records were written soon after the time-out of the call."""
     written = [record.written_s for record in calls.ranks.values() if record.written_s]
     if not written or not call.created_s or not call.timeout_s:
         return False

@@ -1,5 +1,5 @@
-"""The result of a diagnosis, which has the same form for every source of evidence, and clauses that say which ranks
-wait for which."""
+"""The result of a diagnosis, in the same form for every source of evidence. Also functions that make clauses about
+which rank waits for which."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from torchaos.harness.monitoring.diagnosis.wait_graph import Call, Waits, ranges
 
-_MOST = 3
+_MOST = 3  # clauses of one kind
 
 
 def waited_for(rank: int, graph: Waits) -> list[str]:
-    """Clauses about the ranks that wait for this rank: at most _MOST clauses, and a count of the rest."""
+    """Clauses about the ranks that wait for this rank: at most _MOST, and the number of the rest."""
     ops = [op for op in graph.ops.values() if rank in op.missing | op.unknown and op.pending]
     ops.sort(key=lambda op: (min(call.created_s or 0.0 for call in op.pending.values()), op.seq))
     more = len(ops) - _MOST
@@ -46,8 +46,8 @@ HIGH, MEDIUM, LOW, NONE = "high", "medium", "low", "none"
 class Diagnosis:
     """The ranks that caused a hang.
 
-    `culprits`: the ranks that certainly held up the others. `suspects`: the smallest set that certainly contains all
-    culprits, if there is a hang. `confidence`: the confidence in the culprits; "none" if nothing hangs."""
+    `culprits`: ranks that certainly held up the others. `suspects`: the smallest known set of ranks that contains all
+    culprits, if there is a hang. `confidence`: how sure the culprits are; "none" if there are none."""
 
     culprits: set[int] = field(default_factory=set)
     suspects: set[int] = field(default_factory=set)
@@ -57,7 +57,7 @@ class Diagnosis:
     summary: str = ""
 
     def blame(self, ranks: Iterable[int], confidence: str, *sentences: str) -> None:
-        """Adds culprits, with sentences of evidence. The confidence becomes the lowest of all culprits."""
+        """Adds culprits, with sentences of evidence. The confidence is the lowest of all culprits."""
         order = (NONE, HIGH, MEDIUM, LOW)
         self.confidence = max(self.confidence, confidence, key=order.index)
         for rank in ranks:

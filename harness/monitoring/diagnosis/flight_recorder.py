@@ -1,14 +1,12 @@
-"""Reads a directory of PyTorch Flight Recorder dumps: pickles of NCCL and gloo, the JSON form, and those of
-torchcomms.
+"""Reads a folder of PyTorch Flight Recorder dumps: the pickles of NCCL, gloo and torchcomms, and the JSON form.
 
-Reads untrusted pickles: plain containers, text and numbers only. A torn pickle is read as far as possible.
-
-Nothing in a pickle is called: a pickle that names a class or function is refused. Memory is limited, since a few bytes
-of a pickle (a memo index) can require gigabytes.
+The files are not trusted. A pickle may hold only plain containers, text and numbers: nothing in it is called, and a
+pickle that names a class or a function is refused. The memory for it is limited, because a few bytes of a pickle (a
+memo index) can demand gigabytes. A torn pickle is read as far as possible.
 
 Format: torch/csrc/distributed/c10d/FlightRecorder*, versions 2.0 to 2.10 (`collective_seq_id`) and before (`seq_id`);
-torchcomms: comms/torchcomms/hooks/fr, whose numbers count the calls of all groups, and which does not mark messages.
-Fields that a version lacks are left out; nothing in a file is trusted."""
+torchcomms: comms/torchcomms/hooks/fr, whose numbers count the calls of all groups, and which does not mark sends and
+recvs. A field that a version lacks is left out."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}; a dump holds plain data only")
 
 
-class _Torn(pickle._Unpickler):  # the unpickler in Python: its stack is accessible
+class _Torn(pickle._Unpickler):  # the unpickler that is written in Python, whose stack is accessible
     """Reads a pickle that ends early: open containers are closed, and the part that was read is returned."""
 
     find_class = _Plain.find_class
@@ -57,8 +55,8 @@ class _Torn(pickle._Unpickler):  # the unpickler in Python: its stack is accessi
 
 
 def load(raw: bytes) -> tuple[Any, str]:
-    """The object, and a clause about damage (empty if there is none). Raises ValueError if nothing can be read, or if
-    the pickle contains anything but plain data."""
+    """The object in a pickle, and a clause about damage (empty if there is none). Raises ValueError if nothing can be
+    read, or if the pickle contains anything but plain data."""
     with warnings.catch_warnings(), _bounded():
         warnings.simplefilter("ignore")
         try:
@@ -104,12 +102,13 @@ _EQUAL_SIZES = frozenset({
     "all_reduce", "all_gather_base", "reduce_scatter_base", "all_gather_single", "reduce_scatter_single",
     "all_to_all_single", "broadcast", "reduce",
 })  # fmt: skip
-_UNPAIRED = ("send", "recv", "batch_op_issue")  # torchcomms does not say with which rank
+_UNPAIRED = ("send", "recv", "batch_op_issue")  # for these, torchcomms does not record the other rank
 
 
 def read_folder(folder: Path) -> Calls:
-    """Reads every file whose name ends in a rank's number, as torch names its dumps. If the folder has none: those in
-    its subfolders, such as one for each node. Raises UsageError if there is none or none can be read."""
+    """Reads every file whose name ends in the number of a rank, as torch names its dumps. If the folder has no such
+    file, reads those in its subfolders, such as one subfolder for each node. Raises UsageError if there is none, or if
+    none can be read."""
     try:
         paths = sorted(path for path in folder.iterdir() if _NAME.search(path.name) and path.is_file())
         paths = paths or _in_subfolders(folder)
@@ -158,8 +157,8 @@ def read_folder(folder: Path) -> Calls:
 
 
 def _in_subfolders(folder: Path) -> list[Path]:
-    """The dumps one folder below, or if there are none, two folders below. There, a bare number is no name of a dump,
-    and other programs' files, such as `gcov-dump-12`, are left out by their first byte."""
+    """The dumps in the subfolders or, if there are none, in their subfolders. Here a bare number is not enough as a
+    name, and files of other programs, such as `gcov-dump-12`, are left out by their first byte."""
     for pattern in ("*/*", "*/*/*"):
         paths = [path for path in folder.glob(pattern) if _OF_A_DUMP.search(path.name) and _NAME.search(path.name)]
         if found := sorted(path for path in paths if path.is_file() and _begins_as_a_dump(path)):
@@ -168,7 +167,8 @@ def _in_subfolders(folder: Path) -> list[Path]:
 
 
 def _begins_as_a_dump(path: Path) -> bool:
-    """Whether the file may be a pickle, JSON, empty, or zeros. A file that can't be read may be a dump too."""
+    """Whether the file may be a dump, by its first byte: a pickle, JSON, zeros, or empty. A file that can't be read may
+    be a dump, too."""
     try:
         with path.open("rb") as file:
             return file.read(1) in (b"", b"\0", b"\x80", b"{", b" ", b"\n")
@@ -177,8 +177,8 @@ def _begins_as_a_dump(path: Path) -> bool:
 
 
 def _with_unique_names(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:
-    """Gives a different name to each of several groups that have the same name and different members. Groups that only
-    their members created may share a name."""
+    """Renames groups that have the same name and different members, so that each has a name of its own. A name may be
+    used twice if groups were created only by their members."""
     members: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for record in ranks.values():
         for name, some in record.groups.items():
@@ -215,8 +215,8 @@ def _newest(record: RankCalls) -> float:
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
-    """The dump, and a clause about its damage (empty if there is none). Raises OSError or ValueError if it can't be
-    used."""
+    """The dump in a file, and a clause about its damage (empty if there is none). Raises OSError or ValueError if it
+    can't be used."""
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise ValueError(f"{size >> 20} MiB are more than any dump has")
     raw = path.read_bytes()
@@ -237,10 +237,10 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
 def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool) -> RankCalls:
     groups = _groups(dump.get("pg_config"))
     sure = set.intersection(*map(set, groups.values())) if groups else set()
-    if sure and rank not in sure and len(sure) == 1:  # the file was renamed: the groups in it show its rank
+    if sure and rank not in sure and len(sure) == 1:  # the file was renamed; the groups in it show its rank
         (rank,) = sure
     kept = [entry for entry in _list(dump.get("entries"))[-_MOST_ENTRIES:] if isinstance(entry, dict)]
-    entries = _numbered_by_group(kept[:-1] if torn else kept)  # the last entry may be cut
+    entries = _numbered_by_group(kept[:-1] if torn else kept)  # the last entry may be incomplete
     status = {str(key): value for key, value in _dict(dump.get("pg_status")).items() if isinstance(value, dict)}
     torn = torn or _lacks_entries(entries, status)
     calls = _calls(entries, groups, status)
@@ -251,8 +251,9 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
 
 
 def _numbered_by_group(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The entries with numbers that count the collectives of each group, as torch's do, and not those of all groups
-    together, as torchcomms' do. Raises ValueError if they can't be counted, since older ones are missing."""
+    """The entries, numbered by the collectives of each group, as torch numbers them. torchcomms numbers the calls of
+    all groups together; these are counted again. Raises ValueError if that is impossible, because older calls are
+    missing."""
     counts = {_int(e.get("collective_seq_id"), -1) - _int(e.get("record_id"), -2) for e in entries}
     unpaired = any(_op(entry) in _UNPAIRED for entry in entries)
     if len(counts) != 1 or not (unpaired or len({_group_of(entry) for entry in entries}) > 1):
@@ -271,17 +272,19 @@ def _numbered_by_group(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping
 def _moving(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether a call had ended a moment before the dump.
 
-    When torch writes a dump, it asks the device which calls have ended. Torch's watchdog checks ten times a second for
-    ended calls, retires them and updates the status. So if a call has ended and the status does not yet show it, the
-    call ended at most a tenth of a second before the dump."""
+    When torch writes a dump, it asks the device which calls have ended. Ten times a second, torch's watchdog retires
+    ended calls and updates the status. So if a call has ended and the status does not show it, the call ended at most a
+    tenth of a second before the dump."""
     over = [entry for entry in entries if entry.get("state") == "completed"]
-    if any(entry.get("retired") is True for entry in over):  # otherwise this recorder may never mark a call as retired
+    if any(
+        entry.get("retired") is True for entry in over
+    ):  # if none is marked, this recorder may not mark calls as retired
         return any(entry.get("retired") is False for entry in over)
     if over or any(entry.get("retired") for entry in entries):
         return False
     active = Counter(str(entry.get("pg_id")) for entry in entries)  # the dump holds only calls under way
     messages = {str(entry.get("pg_id")) for entry in entries if entry.get("is_p2p")}  # their numbers have gaps
-    under_way = {  # -1 in the status: no call yet; calls count from 1
+    under_way = {  # in the status, -1 means no call yet, and calls count from 1
         name: max(0, _int(group.get("last_enqueued_collective"))) - max(0, _int(group.get("last_completed_collective")))
         for name, group in status.items()
     }
@@ -312,9 +315,9 @@ def _status(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The highest numbers entered and completed, by group, for groups without entries.
 
-    In a torn dump also for groups with entries, except groups with sends and recvs, which the status counts too. The
-    status lists the groups in the order in which they were created, and the names of groups are numbers in the same
-    order. If the lists or the entries contradict this order, the status is not used."""
+    In a torn dump, groups with entries are included, too, except groups with sends and recvs, which the status also
+    counts. The status lists the groups in the order in which they were created, and the names of groups are numbers in
+    the same order. If the list of groups or the entries contradict this, the status is not used."""
     names = {str(entry.get("pg_id")): _group_of(entry) for entry in entries}
     ids = sorted(status, key=_int)
     in_order = sorted((name for name in groups if name.isdigit()), key=int)
@@ -333,7 +336,7 @@ def _status(
 def _calls(
     entries: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[int, ...]], status: Mapping[str, Any]
 ) -> list[Call]:
-    """The calls in their order. The parts of a coalesced call have no state of their own, so they get the state of the
+    """The calls, in their order. The parts of a coalesced call have no state of their own, so they get the state of the
     whole call."""
     wholes = {}
     sharing: dict[tuple[object, ...], int] = defaultdict(int)
@@ -416,7 +419,7 @@ def _numel(size: Any) -> int:
 
 
 def _where(entry: Mapping[str, Any]) -> str:
-    """The innermost frame outside torch, in words; empty if there is none."""
+    """The innermost frame outside torch, in words. Empty if there is none."""
     for frame in _list(entry.get("frames"))[:200]:
         if isinstance(frame, dict) and "/torch/" not in (file := str(frame.get("filename", ""))) and file:
             return f"{frame.get('name')} at {file}:{frame.get('line')}"[:300]

@@ -1,9 +1,9 @@
 """Observes the ranks in the kernel for some seconds with bpftrace: long uninterruptible sleeps, and slow function
 calls.
 
-Reading /proc from time to time misses a rank that is stuck for a tenth of a second again and again. The scheduler's
-tracepoints do not. This needs root, bpftrace, a kernel with tracepoints, and 1.5 s to attach. tracefs is mounted in a
-separate mount namespace, so the machine is not changed."""
+Reading /proc from time to time misses a rank that is stuck for a tenth of a second again and again; the tracepoints of
+the scheduler do not. This needs root, bpftrace, a kernel with tracepoints, and 1.5 s to attach. tracefs is mounted in a
+mount namespace of its own, so the machine is not changed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FUNCTION = re.compile(r"/[\w./+-]+:[\w.]+")
 
 
 def missing() -> str | None:
-    """The first requirement that this machine lacks, in words; None if it has all."""
+    """The first requirement that this machine does not meet, in words. None if it meets all."""
     if os.geteuid() != 0:
         return "root"
     for name in ("bpftrace", "unshare"):
@@ -59,9 +59,10 @@ def missing() -> str | None:
 def watch(
     ranks: Mapping[int, int], seconds: float, functions: Sequence[str] = (), attached: Callable[[], None] = lambda: None
 ) -> list[str]:
-    """Observes the ranks for `seconds`, and returns a sentence for each rank and kind of wait longer than LONG_S.
+    """Observes the ranks for `seconds`, and returns a sentence for each rank and each kind of wait that was longer than
+    LONG_S.
 
-    `ranks`: pid by rank; `functions`: PATH:SYMBOL each, in a library that the ranks have loaded; `attached` is called
+    `ranks`: pid by rank. `functions`: PATH:SYMBOL each, in a library that the ranks have loaded. `attached`: called
     when the observation begins. Raises UsageError if this machine can't do it."""
     if (lacks := missing()) is not None:
         raise UsageError(f"looking into the kernel needs {lacks}; leave --kernel out, or see `torchaos doctor`")
@@ -97,7 +98,8 @@ def _threads(ranks: Mapping[int, int]) -> dict[int, int]:
 
 
 def _run(program: str, seconds: float, attached: Callable[[], None]) -> list[tuple[str, int, float]]:
-    """Runs a bpftrace program. Returns (kind, thread id, seconds) for each wait, also for waits that have not ended."""
+    """Runs a bpftrace program. Returns (kind, thread id, seconds) for each wait, including waits that have not
+    ended."""
     command = ["unshare", "--mount", "sh", "-c", _MOUNT, program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,8 +1,7 @@
-"""Finds the ranks that hold up a running job, given by the pid of its torchrun, from process states, the agent's
-stamps, and Python stacks.
+"""Finds the ranks that hold up a running job, from process states, the agent's stamps, and Python stacks.
 
-The stacks of ranks that their agents write at a signal (`agent/startup.py`), for ranks that py-spy can't read. It is
-used only when the job is about to be ended."""
+py-spy reads the stacks. If it can't, the agents of the ranks write their stacks when they get a signal
+(`agent/startup.py`); this is used only when the job is about to be ended."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from torchaos.harness.protocol.rank_files import STACKS_SIGNAL
 _TIMEOUT_S = 5.0
 _HARNESS = Path(protocol.__file__).parents[1]
 _AGENT = tuple(f"{above}/{room}/" for above in (_HARNESS, "/torchaos/harness") for room in ("agent", "protocol"))
-_STDLIB = sysconfig.get_paths()["stdlib"].rpartition("/")[2]  # such as python3.11; the job's Python may be another
+_STDLIB = sysconfig.get_paths()["stdlib"].rpartition("/")[2]  # such as python3.11; the job may use another Python
 _COLLECTIVES = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/")
 
 
@@ -45,7 +44,8 @@ class Frame:
 
     @property
     def is_of_agent(self) -> bool:
-        """Whether it is of torchaos's agent, whose hooks call what the job called."""
+        """Whether the frame belongs to torchaos's agent, whose hooks stand between the job and the functions that it
+        calls."""
         return any(part in self.file for part in _AGENT)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """The main thread's frames, the innermost first."""
+    """The frames of a main thread, the innermost first."""
 
     pid: int
     frames: tuple[Frame, ...]
@@ -67,7 +67,7 @@ class Stack:
 
     @property
     def user(self) -> Frame | None:
-        """The innermost frame outside the standard library, installed packages and our agent; None if there is none."""
+        """The innermost frame outside the standard library, installed packages and our agent. None if there is none."""
         own = [
             frame for frame in self.frames
             if not _is_stdlib(frame.file) and "site-packages" not in frame.file and not frame.is_of_agent
@@ -76,7 +76,7 @@ class Stack:
 
     @property
     def place(self) -> str:
-        """The most useful frame for the user, in words."""
+        """The frame that is most useful for the user, in words."""
         return str(self.user or self.at or "no Python code")
 
     @property
@@ -97,7 +97,7 @@ def find_py_spy() -> str | None:
 
 def sample(pids: Sequence[int], py_spy: str) -> dict[int, Stack]:
     """The stacks of these processes, by pid. Processes that can't be read are left out. The processes are not paused
-    while their stacks are read, so a stack may show two states that are microseconds apart."""
+    while they are read, so one stack may mix states that are microseconds apart."""
     running = {
         pid: subprocess.Popen(
             [py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
@@ -120,7 +120,7 @@ def sample(pids: Sequence[int], py_spy: str) -> dict[int, Stack]:
 
 
 def parse(pid: int, text: bytes | str) -> Stack | None:
-    """The stack of the main thread in py-spy's JSON; None if it can't be read."""
+    """The stack of the main thread, from py-spy's JSON. None if it can't be read."""
     try:
         threads = json.loads(text)
         main = next(
@@ -137,9 +137,9 @@ def parse(pid: int, text: bytes | str) -> Stack | None:
 def outliers(stacks: Mapping[int, Stack], groups: Iterable[Sequence[int]] = ()) -> dict[int, str]:
     """The ranks whose stacks differ from those of the others, each with a sentence.
 
-    If some ranks wait in collectives, the result is the ranks that do not. Otherwise it is the few ranks whose stack is
-    not that of the majority; a rank may wait for its GPU anywhere. If no stack has a majority, as in a pipeline, each
-    process group in `groups` is examined alone, and the first result is returned."""
+    If some ranks wait in collectives, these are the ranks that do not. Otherwise they are the few ranks whose stack is
+    not that of the majority; a rank may wait for its GPU at any place. If no stack has a majority, as in a pipeline,
+    each process group in `groups` is examined alone, and the first result is returned."""
     waiting = [rank for rank, stack in stacks.items() if stack.waits_for_others]
     if waiting:
         elsewhere = [rank for rank in stacks if rank not in waiting]
@@ -169,11 +169,12 @@ def _is_stdlib(file: str) -> bool:
 
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_WAIT_S, _LOOK_S = 3.0, 0.05  # seconds; a write is over when the file did not grow between two looks
+_WAIT_S, _LOOK_S = 3.0, 0.05  # seconds; a stack is complete when its file did not grow between two looks
 
 
 def ask(ranks: Mapping[int, RankProcess], folder: Path) -> dict[int, Stack]:
-    """The stacks of these ranks, by rank; without the ranks that don't answer."""
+    """The stacks of these ranks, by rank, written by their agents. Ranks that don't answer are left out. `folder`: the
+    folder into which the agents write."""
     asked = {}
     for rank, process in ranks.items():
         files = [path for path in folder.glob(f"rank{rank}-a{process.attempt}-p*.txt") if path.is_file()]
@@ -203,7 +204,8 @@ def parse_dump(text: str) -> tuple[Frame, ...]:
 
 
 def _handles_it(pid: int) -> bool:
-    """Whether the process has a handler for the signal; see SigCgt in proc_pid_status(5). Otherwise it would die."""
+    """Whether the process has a handler for the signal; see SigCgt in proc_pid_status(5). Without a handler, the signal
+    would kill it."""
     with suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"SigCgt:"):
@@ -230,10 +232,11 @@ def diagnose(
 
     `world`: the number of ranks that should exist. `stamps`: the folder of the agent's stamps. `hangs`: the job is
     known to hang, so one look at the stacks is enough; otherwise several looks take some seconds. `py_spy`: finds the
-    program that reads stacks; `seen`: the stacks of a job that hangs, by rank, if they were read already. A stopped or
-    missing process explains a hang by itself. So does a network that loses what a rank sends: then no rank is to blame
-    for a wait. Next in weight are the stamps, because they show which rank is in which collective, and then the
-    stacks."""
+    program that reads stacks. `seen`: the stacks of a job that hangs, by rank, if they were read already.
+
+    A process that is stopped or missing explains a hang alone. So does a network that loses the data that a rank sends;
+    then no rank is blamed for a wait. Next in weight are the stamps, which show the collective in which each rank is,
+    and then the stacks."""
     states = _states(ranks)
     found = Diagnosis()
     gone = set(range(world)) - set(ranks)
@@ -250,7 +253,9 @@ def diagnose(
     in_groups = sorted(groups, key=len)
     odd = outliers(seen, in_groups) if seen is not None else _by_stacks(ranks, in_groups, found, looks, py_spy())
     for rank, state in states.items():
-        if state == "D" and (hangs or rank in odd or rank in said.culprits):  # otherwise it may be writing a checkpoint
+        if state == "D" and (
+            hangs or rank in odd or rank in said.culprits
+        ):  # a rank that is not noticed otherwise may be writing a checkpoint
             found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
     if found.culprits:
         for rank in found.culprits:
@@ -276,7 +281,8 @@ def diagnose(
 
 
 def _states(ranks: Mapping[int, RankProcess]) -> dict[int, str]:
-    """The state letter of each rank, such as T, D or Z, if it was the same in all looks; else an empty string."""
+    """The letter of the process state of each rank, such as T, D or Z, if it was the same in all looks. Otherwise an
+    empty text."""
     seen: dict[int, set[str]] = {rank: set() for rank in ranks}
     for number in range(_LOOKS):
         time.sleep(_ASLEEP_S / _LOOKS if number else 0)
@@ -299,7 +305,7 @@ def _by_stacks(
     """The ranks whose stack differs from the others' in each of several looks, with a sentence each.
 
     In a healthy job, too, some rank waits for another at any moment. So no rank is returned if the stacks of the other
-    ranks change between the looks. The stack of a stopped rank can be read too."""
+    ranks change between the looks. The stack of a stopped rank can also be read."""
     if py_spy is None:
         found.problems.append("py-spy is not installed, so no stacks were looked at; pip install 'torchaos[stacks]'")
         return {}
@@ -325,7 +331,7 @@ def _by_stacks(
 
 def of_job(pid: int, stamps: Path | None = None) -> Diagnosis:
     """Finds the ranks of a torchrun and diagnoses them. `stamps`: the folder of the agent's stamps, if the job has the
-    agent. Raises UsageError if `pid` is no torchrun of this user, or has no ranks."""
+    agent. Raises UsageError if `pid` is not a torchrun of this user, or has no ranks."""
     check_agent(pid)
     ranks = ranks_of(pid)
     if not ranks:
@@ -334,7 +340,8 @@ def of_job(pid: int, stamps: Path | None = None) -> Diagnosis:
 
 
 def ranks_of(pid: int) -> dict[int, RankProcess]:
-    """The ranks below this torchrun on this machine, by number. If there are several attempts, those of the latest."""
+    """The ranks below this torchrun on this machine, by number. If there are several attempts, the ranks of the
+    latest."""
     census = Census(None)
     census.add_root(pid)
     census.scan()

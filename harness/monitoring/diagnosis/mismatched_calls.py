@@ -1,11 +1,11 @@
-"""Finds ranks that called collectives in the wrong place (another op than the others at the same number, or another
-order), and a rank that always enters its collectives last.
+"""Finds ranks that called collectives in the wrong place (another operation than the other ranks at the same number, or
+another order). Also finds a rank that always enters its collectives last.
 
-Finds a rank that always enters its collectives last: it is slow, but does not hang. The result is only a remark,
-because the clocks of the hosts may differ, and some rank is always last.
+A mismatch is a proof, even if no rank has waited for long. A wrong order is found from the recorded calls. If these do
+not decide, the number of ranks that wait for each other does.
 
-A mismatch is proof, even if no rank has waited for long. A wrong order is found from the recorded calls. If these do
-not decide, the number of ranks that wait for each other decides."""
+A rank that is always last is slow, but does not hang. It is only a remark, because the clocks of the hosts may differ,
+and some rank is always last."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from statistics import median
 from torchaos.harness.monitoring.diagnosis.diagnosis import HIGH, MEDIUM, Diagnosis, is_in, waited_for
 from torchaos.harness.monitoring.diagnosis.wait_graph import Calls, Group, Node, Op, Waits, is_mutual, ranges
 
-_NEEDED = 20  # collectives of a group that are needed to judge
+_NEEDED = 20  # with fewer collectives of a group, no rank of it is called slow
 _MOSTLY = 0.8  # a slow rank enters at least this part of them last
-_SHARE = 0.2  # it is later than the second last rank by this part of the time between two collectives
+_SHARE = 0.2  # and it is later than the rank before it by this part of the time between two collectives
 
 
 def remarks(calls: Calls) -> Iterator[str]:
@@ -53,8 +53,8 @@ def remarks(calls: Calls) -> Iterator[str]:
 
 
 def read_mismatches(graph: Waits, found: Diagnosis) -> set[Node]:
-    """Finds the ops in which ranks called different operations, or gave different sizes or types. Blames ranks only for
-    the first such op of each group, because later ops differ as a consequence. Returns all such ops."""
+    """Finds the ops in which ranks called different operations, or gave different sizes or types. Returns all such ops.
+    Blames ranks only for the first such op of each group, because later ops differ as a consequence."""
     wrong: dict[object, Op] = {}
     bad: set[Node] = set()
     for op in (each for each in graph.ops.values() if len(each.key) == 2):
@@ -68,8 +68,8 @@ def read_mismatches(graph: Waits, found: Diagnosis) -> set[Node]:
 
 
 def _kinds(op: Op) -> tuple[str, dict[int, object]] | None:
-    """("calls", operation by rank) or ("gives", sizes and types by rank), if the ranks differ; else None. Coalesced
-    calls are left out, because their parts may have different names."""
+    """If the ranks differ in this op: ("calls", operation by rank) or ("gives", sizes and types by rank). Otherwise
+    None. Coalesced calls are left out, because their parts may have different names."""
     calls = {rank: call for rank, call in (*op.pending.items(), *op.done.items()) if call and call.op != "coalesced"}
     called: dict[int, object] = {rank: call.op for rank, call in calls.items()}
     given: dict[int, object] = {rank: call.shape for rank, call in calls.items() if call.shape}
@@ -97,8 +97,8 @@ def _tell(op: Op, groups: Mapping[str, Group], found: Diagnosis) -> None:
 
 
 def _elsewhere(op: Op, verb: str, groups: Mapping[str, Group]) -> object:
-    """The operation, or the sizes and types, of most other groups with the same description and size at this number;
-    None if there is no majority."""
+    """What most ranks called or gave at this number in other groups with the same description and size. None if there
+    is no majority."""
     mine = groups[str(op.key[0])]
     alike = [
         group for group in groups.values()
@@ -112,8 +112,8 @@ def _elsewhere(op: Op, verb: str, groups: Mapping[str, Group]) -> object:
 
 
 def read_circle(ranks: Sequence[int], ops: Sequence[Op], graph: Waits, found: Diagnosis) -> None:
-    """Judges ranks that wait for each other. Blames the few that called in another order. If they can't be found, all
-    become suspects."""
+    """Judges ranks that wait for each other. Blames the few ranks that called in another order. If these can't be
+    found, all ranks become suspects."""
     swapped = _swapped(ops)
     if swapped:
         for rank, words in swapped.items():
@@ -141,9 +141,9 @@ def _swapped(ops: Iterable[Op]) -> dict[int, str]:
 
 
 def _in_the_wrong_place(ranks: Sequence[int], ops: Sequence[Op], graph: Waits) -> frozenset[int]:
-    """The ranks that called in the wrong order. If all other ranks wait for one rank, that rank. Within a single group,
-    the few ranks for which most wait. In several groups, the ranks out of turn (see `_out_of_turn`). Empty if that is
-    not clear."""
+    """The ranks that called in the wrong order. If all others wait for one rank, it is that rank. Within a single
+    group, it is the few ranks for which most ranks wait; in several groups, the ranks out of turn (see `_out_of_turn`).
+    Empty if this is not clear."""
     votes = Counter({op.key: len(op.pending) for op in ops if op.missing})
     best = max(votes.values(), default=0)
     waited = {frozenset(graph.ops[key].missing) for key, many in votes.items() if many == best}
@@ -156,8 +156,8 @@ def _in_the_wrong_place(ranks: Sequence[int], ops: Sequence[Op], graph: Waits) -
 
 
 def _out_of_turn(ops: Iterable[Op]) -> frozenset[int]:
-    """The ranks that entered an op after a different number of calls than most ranks. Ranks that run the same program
-    make the same number of calls before an op."""
+    """The ranks that had made another number of calls before an op than most ranks. Ranks that run the same program
+    make the same number of calls before it."""
     odd: set[int] = set()
     for turn in [{rank: call.order for rank, call in op.pending.items()} for op in ops if len(op.pending) > 2]:
         usual, many = Counter(turn.values()).most_common(1)[0]

@@ -1,11 +1,11 @@
 """The recorded collectives of all ranks of a job, and the graph of waits between them: which ranks and collectives wait
 for which, across all process groups.
 
-Dumps and the agent's stamps are both converted to this form.
+Flight Recorder dumps and the agent's stamps are both converted to this form.
 
 An *op* is one collective, or one send with its recv. An op waits for each rank that has not entered it. A device
-executes ops in order. So on each rank that has entered the op, the op also waits for the ops that were called before
-it there and are still under way. The nodes at the ends of these chains hold up all others."""
+executes ops in order. So an op also waits for the earlier ops that are still under way on a rank that has entered it.
+The nodes at the ends of these chains hold up all others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Call:
     order: int  # the position among the calls of the rank
     group: str
     op: str  # all_reduce, all_gather, ..., send, recv
-    seq: int  # the number in the group, equal on all ranks of the group (but not for a send or recv)
+    seq: int  # the number in the group; all ranks of the group give it the same, except for a send or recv
     pair: tuple[int, int] | None = None  # of a send or recv: source and destination, global ranks
     done: bool = False
     started: bool = False  # seen to start on the device
@@ -37,13 +37,13 @@ class Call:
     where: str = ""  # the user's line of code
     about: str = ""  # the group in words
     timeout_s: float | None = None  # of the process group
-    inside: bool = False  # torch has not returned from it
+    inside: bool = False  # the call has not returned from torch
 
 
 @dataclass(frozen=True)
 class RankCalls:
-    """The record of one rank. `entered` and `completed`: the highest number by group, for groups whose calls are not
-    all in `calls`."""
+    """The record of one rank. `entered` and `completed`: by group, the highest number that the rank has entered and
+    completed, for groups whose calls are not all in `calls`."""
 
     rank: int
     calls: Sequence[Call]
@@ -53,7 +53,7 @@ class RankCalls:
     written_s: float | None = None  # the latest possible time of the recording, on the clock of `created_s`
     clipped: bool = False  # older calls are missing
     torn: bool = False  # newer calls may be missing
-    moving: bool = False  # a call of the rank had ended a moment before the recording
+    moving: bool = False  # a call of the rank ended just before the recording
     copied: bool = False  # `written_s` may be the time of a copy, much later than the recording
 
     @property
@@ -70,8 +70,8 @@ class Calls:
 
 
 def is_mutual(op: str) -> bool:
-    """Whether no rank can end the op before all ranks have entered it. In a broadcast or a send, the source can end
-    first."""
+    """Whether no rank can end the op before all ranks have entered it. This is not so for a broadcast or a send, where
+    the source can end first."""
     return op.startswith(_MUTUAL)
 
 
@@ -90,8 +90,8 @@ def ranges(ranks: Sequence[int]) -> str:
 
 
 def read_stamps(folder: Path, now_s: float | None = None) -> Calls:
-    """The stamps in a folder; for each rank, those of its latest process. `now_s`: the present time of CLOCK_MONOTONIC;
-    None: the time of the recording is not known."""
+    """The calls from the stamps in a folder; for each rank, those of its latest process. `now_s`: the present time
+    (CLOCK_MONOTONIC), if the stamps are being written now; None: the time of recording is not known."""
     newest: dict[int, list[Stamp]] = {}
     for stamps in read_folder(folder):
         if stamps and _when(stamps) > _when(newest.get(stamps[0].rank, [])):
@@ -100,8 +100,8 @@ def read_stamps(folder: Path, now_s: float | None = None) -> Calls:
 
 
 def of_stamps(by_rank: Iterable[list[Stamp]], now_s: float | None = None) -> Calls:
-    """Converts lists of stamps, one list for each rank. Sends and recvs are left out, because a stamp does not name the
-    other rank."""
+    """The calls from lists of stamps, one list for each rank. Sends and recvs are left out, because a stamp does not
+    name the other rank."""
     ranks, world = {}, set()
     for stamps in by_rank:
         rank = stamps[0].rank
@@ -125,12 +125,13 @@ def _when(stamps: list[Stamp]) -> float:
 
 
 _MOST_UNDER_WAY = 64
-Node = Hashable  # an int: a rank; else the key of an op
+Node = Hashable  # a rank (int), the key of an op, or a `Late`
 
 
 @dataclass
 class Op:
-    """An op that at least one rank is in. Each of its ranks is in exactly one of pending, done, missing and unknown."""
+    """An op that at least one rank is in now. Each of its ranks is in exactly one of pending, done, missing and
+    unknown."""
 
     key: tuple[object, ...]
     name: str  # in words
@@ -152,18 +153,18 @@ class Group:
 
     name: str
     members: tuple[int, ...]
-    sure: bool  # the members are recorded, not only inferred from the calls
-    calls: dict[int, dict[int, Call]]  # by rank and number; the last part, if a call has several parts
+    sure: bool  # whether the members are recorded, and not only inferred from the calls
+    calls: dict[int, dict[int, Call]]  # by rank and number; of a call with several parts, the last part
     last: dict[int, int]  # the highest number that each rank with a record has entered
 
     @property
     def description(self) -> str:
-        """The description that the job gave to the group. Groups of the same kind share it; empty if there is none."""
+        """The description that the job gave to the group. Groups of the same kind share it. Empty if there is none."""
         call = next((call for calls in self.calls.values() for call in calls.values()), None)
         return call.about.removesuffix(f" ({self.name})") if call and call.about.endswith(")") else ""
 
     def most_done(self) -> dict[int, int]:
-        """The highest number that each rank has completed; -1: none."""
+        """The highest number that each rank has completed. -1 if none."""
         return {
             rank: max((n for n, call in calls.items() if call.done), default=-1) for rank, calls in self.calls.items()
         }
@@ -199,7 +200,7 @@ def groups_of(calls: Calls) -> dict[str, Group]:
 
 
 def _fill(calls: Calls, name: str, by_rank: dict[int, dict[int, Call]], last: Mapping[int, int]) -> None:
-    """Adds calls to torn records: the calls that are under way according to the record's status."""
+    """Adds calls to torn records: calls that are under way according to the status in the record."""
     for rank, top in last.items():
         record = calls.ranks[rank]
         if record.torn and (done := record.completed.get(name)) is not None:
@@ -212,7 +213,7 @@ def _fill(calls: Calls, name: str, by_rank: dict[int, dict[int, Call]], last: Ma
 
 
 def collectives(groups: Mapping[str, Group]) -> list[Op]:
-    """The collectives that at least one rank is in."""
+    """The collectives that at least one rank is in now."""
     found = []
     for group in groups.values():
         open_ = sorted({n for calls in group.calls.values() for n, call in calls.items() if not call.done})
@@ -235,8 +236,8 @@ def collectives(groups: Mapping[str, Group]) -> list[Op]:
 
 
 def messages(calls: Calls) -> list[Op]:
-    """The sends and recvs that at least one rank is in. Between two ranks of a group, sends and recvs are matched in
-    order. If older calls are missing, only those under way on both sides are matched, the oldest first."""
+    """The sends and recvs that at least one rank is in now. Between two ranks of a group, sends and recvs are matched
+    in order. If older calls are missing, only those that are under way on both sides are matched, the oldest first."""
     sides: dict[tuple[str, int, int], dict[str, list[Call]]] = defaultdict(lambda: {"send": [], "recv": []})
     for record in calls.ranks.values():
         for call in record.calls:
@@ -272,7 +273,7 @@ def _message(calls: Calls, key: tuple[str, int, int, int], here: Mapping[int, Ca
 
 @dataclass(frozen=True)
 class Late:
-    """A node of the graph: a rank that is still in an op which other ranks have completed."""
+    """A node of the graph for a rank that is still in an op which other ranks have completed."""
 
     rank: int
 
@@ -284,11 +285,11 @@ class Waits:
     ops: dict[Node, Op]
     edges: dict[Node, set[Node]]
     stale: set[int]  # ranks whose record is older than the others'
-    late: dict[int, Op]  # ranks in an op that others have completed; the nodes that wait for them wait for Late(rank)
+    late: dict[int, Op]  # by rank: the op that it is still in and others have completed; ops wait for Late(rank)
     groups: dict[str, Group] = field(default_factory=dict)
 
     def ends(self) -> list[set[Node]]:
-        """The strongly connected parts of the graph that wait for no node outside themselves."""
+        """The strongly connected components of the graph that wait for no node outside themselves."""
         return _ends(self.edges)
 
 
@@ -322,8 +323,8 @@ def waits(calls: Calls) -> Waits:
 
 
 def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
-    """For each rank: the last op that it is still in, alone or with a few ranks, although other ranks have completed
-    it."""
+    """For each rank, the last op that it is still in, alone or with a few other ranks, although the rest of the ranks
+    have completed it."""
     found: dict[int, Op] = {}
     for op in ops.values():
         if is_mutual(op.kind) and op.done and len(op.pending) <= len(op.done) + len(op.unknown) and not op.missing:
@@ -334,8 +335,8 @@ def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
 
 
 def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[Node, Op]:
-    """The ops without calls that must have ended. If a rank is late in an op, it has entered it, and a device executes
-    ops in order. So the rank's calls before that op have ended, although the record shows them as under way."""
+    """The ops without calls that must have ended: if a rank is late in an op, the calls before that op have ended on
+    this rank, although its record shows them as under way, because a device executes ops in order."""
     kept: dict[Node, Op] = {}
     for key, op in ops.items():
         over = {

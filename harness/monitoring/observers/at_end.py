@@ -1,15 +1,12 @@
-"""What is recorded at the end of a job: what its ranks did when the run ended it, the diagnosis of another tool, and
-what the job left behind.
+"""What is recorded at the end of a job, before anything is stopped or cleaned up.
 
-What the ranks did when the run was about to end the job: evidence that is taken before anything is stopped.
+`of_run` reads the diagnosis that another tool has written. `look` records what the ranks do when the run is about to
+end the job. `Leftovers` records what a job leaves behind when its command has ended: processes, their listening ports,
+shared memory, GPU memory.
 
-Records what a job leaves behind when its command has ended: processes, their listening ports, shared memory, GPU
-memory.
-
-This happens before any clean-up. Processes that are still ending, and shared memory that is still being removed, get
-GRACE_S seconds. Nothing that another job made at the same time is attributed to this job: an entry in /dev/shm is the
-job's if a process of the job was seen to map or open it, or if its name contains the pid of such a process. An entry
-that a process of another job still uses is not the job's."""
+Processes that are still ending, and shared memory that is still being removed, get GRACE_S seconds. An entry in
+/dev/shm counts as the job's if a process of the job was seen to map or open it, or if its name contains the pid of such
+a process. If a process of another job still uses the entry, it does not count as this job's."""
 
 from __future__ import annotations
 
@@ -40,13 +37,13 @@ _MOST_BYTES = 1 << 20
 
 
 def of_run(plan: Plan, folder: RunDir) -> dict[str, Any] | None:
-    """The report of a run, as `read` returns it; None if no assertion names a report."""
+    """The report of a run, as `read` returns it. None if no assertion names a report."""
     paths = [str(assertion.params["report"]) for assertion in plan.asserts if assertion.params.get("report")]
     return read(Path(paths[0].replace("{run}", str(folder.job)))) if paths else None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """{"culprits": list of ranks}, or {"error": why the report can't be used}."""
+    """The report in a file: {"culprits": list of ranks}, or {"error": why it can't be used}."""
     try:
         with open(path, "rb") as file:
             raw = json.loads(file.read(_MOST_BYTES))
@@ -60,7 +57,7 @@ def read(path: Path) -> dict[str, Any]:
     return {"culprits": named}
 
 
-_APART_S = 1.0  # between the two looks
+_APART_S = 1.0  # seconds between the two looks
 _MOST = 16  # frames of a stack that are kept
 _PARTS = {"torch/utils/data/": "the data loader", "torch/autograd/": "backward"}
 _WRAPPERS = frozenset({"wrapper", "_fn", "decorate_context", "wrapped"})
@@ -68,7 +65,8 @@ _STATES = {"T": "is stopped", "t": "is stopped", "D": "is asleep in the kernel"}
 
 
 def look(ranks: Mapping[int, RankProcess], folder: Path | None) -> dict[str, Any]:
-    """The payload of the event: what each rank does, and the diagnosis. `folder`: of the agents, None without them."""
+    """The payload of the event: what each rank does, and the diagnosis. `folder`: the folder of the agents; None if the
+    job has no agents."""
     uses, first, last = {rank: Use() for rank in ranks}, dict[int, Stack](), dict[int, Stack]()
     for number in range(2):
         if number:
@@ -89,7 +87,8 @@ def look(ranks: Mapping[int, RankProcess], folder: Path | None) -> dict[str, Any
 
 
 def _stacks(ranks: Mapping[int, RankProcess], folder: Path | None) -> dict[int, Stack]:
-    """The stacks by rank: by py-spy, which does not disturb a rank; the others from the agents."""
+    """The stacks by rank. py-spy reads them, because that does not disturb a rank; the agents write those that py-spy
+    can't read."""
     py_spy = live_job.find_py_spy()
     by_pid = live_job.sample([process.pid for process in ranks.values()], py_spy) if py_spy else {}
     found = {rank: by_pid[process.pid] for rank, process in ranks.items() if process.pid in by_pid}
@@ -136,7 +135,7 @@ def _where(stack: Stack | None, collective: str | None) -> str:
 
 
 def _called(stack: Stack) -> str:
-    """What the user's innermost frame called, in words; empty if it called nothing of Python."""
+    """The function that the user's innermost frame called, in words. Empty if it called no Python function."""
     user = stack.user
     inner = stack.frames[: stack.frames.index(user)] if user else stack.frames
     for part, words in _PARTS.items():
@@ -161,8 +160,8 @@ Members = Callable[[], Mapping[int, int]]
 
 
 class Leftovers:
-    """Records the leftovers of one run, if an assertion needs them. `members`: returns the job's live processes, start
-    time by pid."""
+    """Records the leftovers of one run, if an assertion needs them. `members`: returns the live processes of the job
+    (start time by pid)."""
 
     def __init__(self, plan: Plan, members: Members) -> None:
         self._wanted = Need.LEFTOVERS in plan.collect and not plan.job.attached
@@ -176,7 +175,7 @@ class Leftovers:
 
     def take(self, ended: bool, given_up: Callable[[], bool]) -> dict[str, Any] | None:
         """The leftovers as JSON. None if no assertion needs them, or if the job has not `ended` by itself, because then
-        it may still use everything. `given_up`: whether to stop waiting for processes that are ending."""
+        it may still use everything. `given_up`: returns whether to stop waiting for processes that are ending."""
         self._sampling.stop()
         if not (self._wanted and ended):
             return None
@@ -240,7 +239,7 @@ def _in_use(pid: int) -> Iterator[str]:
 
 def _entries() -> Iterator[tuple[str, tuple[int, int]]]:
     """Yields each file of this user in SHARED: its name, and its inode and change time, which distinguish it from a
-    later file of the same name. Folders are left out, because they are no shared memory."""
+    later file with the same name. Folders are left out, because they are not shared memory."""
     with suppress(OSError):
         for entry in os.scandir(SHARED):
             with suppress(OSError):
@@ -250,7 +249,7 @@ def _entries() -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _process(pid: int) -> dict[str, Any] | None:
-    """A process with its command, listening ports and rank; None if it has ended meanwhile."""
+    """A process with its command, listening ports and rank. None if it has ended by now."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -264,4 +263,4 @@ def _process(pid: int) -> dict[str, Any] | None:
 
 
 def _nothing(*_args: Any) -> Any:
-    """Ignores an event. It takes the place of `emit`, because the observations of this probe go into an artifact."""
+    """Drops an event. Used in place of `emit`, because the observations of this probe go into an artifact."""

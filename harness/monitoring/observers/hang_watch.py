@@ -1,4 +1,4 @@
-"""Asks the observers ten times a second, and emits events: of each change of an opinion, of a suspicion, and of a
+"""Asks the observers ten times a second, and emits events: for each change of an opinion, for a suspicion, and for a
 hang with its culprits."""
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 
 _SILENT_START_S = 30.0  # after this time, a job without output counts as training
-_LATE_S = 1.0  # after a longer time without a look, as on a busy machine, nothing is learned from what was missed
-_LINES = 5  # if the log has grown more often than this, the job counts as training
+_LATE_S = 1.0  # after a longer time without a look, as on a busy machine, nothing is learned as usual
+_LINES = 5  # a job whose log has grown more often than this counts as training
 
 
 class HangWatch:
-    """A probe that declares hangs. `ranks`: returns the live ranks; `logs`: returns the files of the job's output;
-    `stamps`: the folder of the agent's stamps, None without an agent; `record`: receives all opinions; `gpus`:
-    returns the newest samples of each GPU; `py_spy`: finds the program that reads stacks."""
+    """A probe that declares hangs. `ranks`: returns the live ranks. `logs`: returns the files of the job's output.
+    `stamps`: the folder of the agent's stamps; None without an agent. `record`: receives all opinions. `gpus`: returns
+    the newest samples of each GPU. `py_spy`: finds the program that reads stacks."""
 
     period_s = 0.1
 
@@ -43,7 +43,7 @@ class HangWatch:
         self._pids: set[int] = set()
         self._looked_s = 0.0
         self._said: dict[str, str] = {}  # the last opinion of each observer that was recorded, in a word
-        self._most = 0  # most ranks that were seen at the same time: ranks of other machines are never seen
+        self._most = 0  # the most ranks that were seen at once; ranks on other machines are never seen
         self._reset(0.0)
 
     def _reset(self, now_s: float) -> None:
@@ -125,7 +125,7 @@ class HangWatch:
             })  # fmt: skip
 
     def _values(self, opinion: Opinion, opinions: Sequence[Opinion]) -> dict[str, Any]:
-        """An opinion with what led to it; times in seconds."""
+        """An opinion as data of an event; times in seconds."""
         return {
             "observer": opinion.observer, "quiet_s": round(opinion.quiet_s, 3),
             "bound_s": round(self._rule.bound_s(opinion, opinions), 3), "detail": opinion.blind or opinion.detail,
@@ -134,7 +134,7 @@ class HangWatch:
 
 
 class Watching:
-    """Runs the probe in a separate thread. Does nothing without a probe."""
+    """Runs the probe in a thread of its own. Does nothing if there is no probe."""
 
     def __init__(self, probe: HangWatch | None, emit: Emit) -> None:
         self._probe, self._emit = probe, emit

@@ -1,10 +1,10 @@
-"""Observer (e): NCCL's own health service, RAS (reliability, availability, serviceability). A thread of NCCL in each
-rank answers on a TCP port of the machine. It counts the collectives that each rank of each communicator has launched,
-and says which ranks it can't reach. It knows nothing of torchaos, so it is an outside witness.
+"""The observer of NCCL's own health service, RAS (reliability, availability, serviceability). A thread of NCCL in each
+rank answers on a TCP port of the machine. RAS counts the collectives that each rank of each communicator has launched,
+and reports the ranks that it can't reach. It knows nothing of torchaos, so it is an outside witness.
 
-It is asked only while another observer suspects a hang, once a second: an answer can take NCCL seconds. Answers in JSON
-exist from NCCL 2.28.7 on. Protocol and format: NCCL's user guide, chapter RAS, and its src/ras/client.cc and
-client_support.cc (read at 2.30.7)."""
+RAS is asked only while another observer suspects a hang, once a second, because an answer can take NCCL seconds.
+Answers in JSON exist from NCCL 2.28.7 on. Protocol and format: NCCL's user guide, chapter RAS, and its
+src/ras/client.cc and client_support.cc (read at 2.30.7)."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.observers.opinions import Opinion
 
-ADDRESS = "localhost:28028"  # where RAS answers; NCCL_RAS_ADDR of the job says another address
+ADDRESS = "localhost:28028"  # where RAS answers, unless NCCL_RAS_ADDR of the job gives another address
 _EVERY_S, _TIMEOUT_S, _MOST_BYTES = 1.0, 2, 64 << 20
-_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s+"status")')  # for a missing rank, NCCL 2.28 leaves it out
-_UNTIL_SUSPECTED_S = 0.5  # other observers suspect a hang when the job has been quiet for so long
+_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s+"status")')  # NCCL 2.28 leaves a comma out for a missing rank
+_UNTIL_SUSPECTED_S = 0.5  # the quiet time in seconds after which other observers suspect a hang
 
 
 @dataclass(frozen=True)
 class Communicator:
-    """What RAS knows of an NCCL communicator. `launched`: by rank of the communicator, the number of launched
-    collectives of each function. `missing`: by rank of the communicator, why there is no answer of it."""
+    """What RAS knows of an NCCL communicator. Ranks are those of the communicator. `launched`: by rank, the number of
+    launched collectives of each function. `missing`: by rank, why RAS has no answer of it."""
 
     size: int
-    pids: Mapping[int, int]  # by rank of the communicator
+    pids: Mapping[int, int]  # by rank
     launched: Mapping[int, Mapping[str, int]]
     missing: Mapping[int, str]
 
     def behind(self) -> dict[int, str]:
-        """By rank of the communicator that launched fewer collectives of a function than another rank, in words."""
+        """The ranks that have launched fewer collectives of a function than another rank, each with a clause."""
         most = Counter[str]()
         for counts in self.launched.values():
             most |= Counter(counts)
@@ -51,12 +51,11 @@ class Communicator:
 
 
 def ask(address: str = ADDRESS) -> list[Communicator]:
-    """The communicators of the job whose RAS answers at `address` (host:port). Takes up to some seconds if a rank does
-    not respond. Raises OSError if nothing answers, ValueError if the answer is not JSON as NCCL 2.28.7 and later give
-    it."""
+    """The communicators of the job whose RAS answers at `address` (host:port). May take some seconds if a rank does not
+    respond. Raises OSError if nothing answers, ValueError if the answer is not the JSON of NCCL 2.28.7 or later."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]") or "localhost", int(port)), _TIMEOUT_S) as connection:
-        # In the worst case RAS waits for two rounds of its own before it answers without the ranks that do not respond.
+        # If ranks do not respond, RAS may wait for two rounds of its own before it answers without them.
         connection.settimeout(5 * _TIMEOUT_S)
         with connection.makefile("rwb") as stream:
             for command in ("CLIENT PROTOCOL 2", f"TIMEOUT {_TIMEOUT_S}", "SET FORMAT json"):
@@ -71,7 +70,7 @@ def ask(address: str = ADDRESS) -> list[Communicator]:
 
 
 def communicators(answer: bytes | str) -> list[Communicator]:
-    """The communicators in an answer of RAS. Raises ValueError if it is no such answer."""
+    """The communicators in an answer of RAS. Raises ValueError if it is not such an answer."""
     text = answer.decode(errors="replace") if isinstance(answer, bytes) else answer
     raw = json.loads(_NO_COMMA.sub(r"\1,", text))
     try:
@@ -98,19 +97,19 @@ def _why(status: Mapping[str, bool]) -> str:
 
 @dataclass
 class NcclRas:
-    """Learns by repeated answers whether the counts grow. No opinion without a service that answers."""
+    """Asks RAS repeatedly, and learns whether the counts grow. Has no opinion if no service answers."""
 
     name = "nccl-ras"
     found: list[Communicator] = field(default_factory=list)
-    since_s: float = 0.0  # CLOCK_MONOTONIC: the counts did not change since then
+    since_s: float = 0.0  # the counts have not changed since this time, CLOCK_MONOTONIC
     answered_s: float = 0.0
     problem: str = ""
     _asking: threading.Thread | None = None
     _asked_s: float = 0.0
 
     def look(self, now_s: float, wanted: bool, ranks: Sequence[RankProcess]) -> Opinion | None:
-        """How long no rank has launched a collective. `wanted`: another observer suspects a hang. None if no service
-        answers, or nobody wants to know."""
+        """For how long no rank has launched a collective. `wanted`: another observer suspects a hang. None if that is
+        not so, or if no service answers."""
         if not wanted:
             self.found, self.problem, self.since_s = [], "", 0.0
             return None
@@ -131,8 +130,9 @@ class NcclRas:
         return Opinion(self.name, quiet_s, 0.0, armed=True, detail=detail, ranks=tuple(sorted(told)))
 
     def words(self, ranks: Sequence[RankProcess]) -> dict[int, str]:
-        """What the last answer says of single ranks of this job: that they are not reached, or have launched fewer
-        collectives. The latter is said only if the counts stood still: they differ all the time while a job trains."""
+        """What the last answer says about single ranks of this job: that RAS can't reach them, or that they have
+        launched fewer collectives than others. The second is said only if the counts stood still, because they always
+        differ while a job trains."""
         numbers = {rank.own_pid: rank.rank for rank in ranks}
         world = max((rank.world_size for rank in ranks), default=0)
         still = self.answered_s > self.since_s
@@ -145,7 +145,7 @@ class NcclRas:
         return told
 
     def _own(self, ranks: Sequence[RankProcess]) -> list[Communicator]:
-        """The communicators with a rank of this job: the service that answers may be that of another job."""
+        """The communicators with a rank of this job. The service that answers may belong to another job."""
         pids = {rank.own_pid for rank in ranks}
         return [one for one in self.found if pids & set(one.pids.values())]
 
@@ -164,7 +164,7 @@ class NcclRas:
 
 
 def grew(before: Sequence[Communicator], after: Sequence[Communicator]) -> bool:
-    """Whether a rank has launched a collective between two answers. A rank that no longer answers has not."""
+    """Whether a rank has launched a collective between two answers. A rank that no longer answers does not count."""
     counts = [{(one.pids[rank], rank, one.size): made for rank, made in one.launched.items()} for one in before]
     return any(
         (one.pids[rank], rank, one.size) in known and known[one.pids[rank], rank, one.size] != made
@@ -173,7 +173,7 @@ def grew(before: Sequence[Communicator], after: Sequence[Communicator]) -> bool:
 
 
 def _address(ranks: Sequence[RankProcess]) -> str:
-    """Where RAS of this job answers: NCCL_RAS_ADDR in the environment of a rank, or NCCL's default."""
+    """The address of the RAS of this job: NCCL_RAS_ADDR in the environment of a rank, or NCCL's default."""
     for rank in ranks:
         _line, environ = processes.image(rank.pid) or (b"", b"")
         for entry in environ.split(b"\0"):

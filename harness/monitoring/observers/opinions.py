@@ -1,15 +1,13 @@
-"""The opinions of the observers of a hang (the log, the stacks, the agent's stamps; resource_use.py has the fourth),
-and the rule that combines them into a suspicion or a hang.
+"""The opinions of the observers of a hang, and the rule that combines them into a suspicion or a hang. Three observers
+are here; the others are in resource_use.py and nccl_ras.py.
 
-Observer (a): the job's log has not grown for longer than usual.
+`LogSilence`: the job's log has not grown for longer than usual.
 
-Observer (b): the stacks of all ranks do not change. It takes stacks only while another observer suspects a hang, since
-that costs about 20 ms of CPU per rank each time.
+`Stagnation`: the stacks of all ranks do not change. It reads stacks only while another observer suspects a hang,
+because each time costs about 20 ms of CPU per rank. A rank may work in a single call for a long time; so while a rank
+uses the CPU, only a tenth of the time counts.
 
-A rank may work in a single call for a long time. So while any rank uses the CPU, the time counts only a tenth.
-
-Observer (d): the agent's stamps. It reports that a collective takes longer than its bound, or that no rank begins or
-ends a collective."""
+`Overdue`: by the agent's stamps, a collective takes longer than its bound, or no rank begins or ends a collective."""
 
 from __future__ import annotations
 
@@ -23,16 +21,17 @@ from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis.live_job import Stack, find_py_spy, sample
 from torchaos.harness.protocol import collective_stamps
 
-# These observers look at the progress of the job, the others at its processes. They often err together: a rank that
-# writes the first checkpoint of a run neither logs nor calls collectives. So another observer has to confirm a hang.
+# These observers watch the progress of the job; the others watch its processes. The observers of progress often err
+# together: a rank that writes the first checkpoint of a run neither logs nor calls collectives. So an observer of
+# processes has to confirm a hang.
 PROGRESS = frozenset({"log", "collectives", "nccl-ras"})
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """The report of one observer. For `quiet_s` seconds it has seen no activity. `usual_s`: the longest such time so
-    far that ended by itself. `armed`: the observer has seen enough of the job to have an opinion. `blind`: why it can't
-    see anything at present; empty if it can."""
+    """The report of one observer: it has seen no activity for `quiet_s` seconds. `usual_s`: the longest such time so
+    far after which activity came again. `armed`: whether the observer has seen enough of the job to have an opinion.
+    `blind`: why it can't see anything at present; empty if it can."""
 
     observer: str  # log, stacks, metrics, collectives, nccl-ras
     quiet_s: float
@@ -40,13 +39,14 @@ class Opinion:
     armed: bool = True
     detail: str = ""
     blind: str = ""
-    ranks: tuple[int, ...] = ()  # those that it names in its detail, if it can tell ranks apart
+    ranks: tuple[int, ...] = ()  # the ranks that `detail` names, if the observer can tell ranks apart
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which observers suspect and declare a hang. Two must agree, and at least one of the two
-    must watch the processes. A bound is k times the usual quiet time, but at least the floor, in seconds."""
+    """The rule by which observers suspect and declare a hang. Two observers must agree, and at least one of them must
+    watch the processes. The bound for a quiet time is `k` times the usual quiet time, but at least `floor_s` seconds; a
+    suspicion has smaller numbers."""
 
     k: float = 3.0
     floor_s: float = 0.8
@@ -54,8 +54,8 @@ class Rule:
     suspect_floor_s: float = 0.5
 
     def bound_s(self, opinion: Opinion, opinions: Iterable[Opinion]) -> float:
-        """The quiet time in seconds above which this observer reports a hang. For observers of processes, the usual
-        quiet time is at least the usual pause in the job's progress, because processes may be idle during a pause."""
+        """The quiet time in seconds above which this observer reports a hang. For an observer of processes, the usual
+        quiet time is at least the usual pause in the job's progress, because processes may be idle in a pause."""
         usual = opinion.usual_s
         if opinion.observer not in PROGRESS:
             pauses = [other.usual_s for other in opinions if other.armed and other.observer in PROGRESS]
@@ -69,7 +69,7 @@ class Rule:
         ]  # fmt: skip
 
     def word(self, opinion: Opinion, opinions: Iterable[Opinion]) -> str:
-        """What the observer says: blind, learning, active, suspects or hangs."""
+        """The state of the observer in a word: blind, learning, active, suspects or hangs."""
         if opinion.blind or not opinion.armed:
             return "blind" if opinion.blind else "learning"
         if opinion.quiet_s >= self.bound_s(opinion, opinions):
@@ -77,7 +77,7 @@ class Rule:
         return "suspects" if self.suspects([opinion]) else "active"
 
     def agree(self, opinions: Sequence[Opinion]) -> list[Opinion]:
-        """The opinions that report a hang, if there are enough of them to declare a hang. Otherwise none."""
+        """The opinions that report a hang, if they are enough to declare it. Otherwise empty."""
         sure = [opinion for opinion in opinions if opinion.armed and opinion.quiet_s >= self.bound_s(opinion, opinions)]
         enough = len(sure) >= 2 and any(opinion.observer not in PROGRESS for opinion in sure)
         return sure if enough else []
@@ -85,7 +85,7 @@ class Rule:
 
 @dataclass
 class Learned:
-    """Learns the longest quiet time that ended by itself."""
+    """Learns the longest quiet time after which activity came again."""
 
     longest_s: float = 0.0
     since_s: float | None = None  # when something last happened, CLOCK_MONOTONIC
@@ -105,7 +105,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Tick:
-    """All opinions at one time. A recorded sequence can be judged again with another rule."""
+    """All opinions at one time. A recorded sequence of them can be judged again with another rule."""
 
     at_s: float
     opinions: tuple[Opinion, ...]
@@ -113,7 +113,8 @@ class Tick:
 
 
 class LogSilence:
-    """Learns how often the log grows. `paths`: returns the current log files. Lines before training do not count."""
+    """Learns how often the log grows. `paths`: returns the present log files. Lines from before the training do not
+    count."""
 
     name = "log"
 
@@ -146,7 +147,7 @@ class _Seen:
 
 
 class Stagnation:
-    """Blind without py-spy, and until it has read the stacks of all ranks."""
+    """Watches whether the stacks change. Blind without py-spy, and until it has read the stacks of all ranks."""
 
     name = "stacks"
 
@@ -156,8 +157,8 @@ class Stagnation:
         self._looked_s = 0.0
 
     def look(self, now_s: float, wanted: bool, working: bool, ranks: Sequence[RankProcess]) -> Opinion:
-        """How long no stack has changed. `wanted`: another observer suspects a hang. `working`: a rank uses the CPU or
-        the disk."""
+        """For how long no stack has changed. `wanted`: another observer suspects a hang. `working`: a rank uses the CPU
+        or the disk."""
         if not self._py_spy:
             return Opinion(self.name, 0.0, 0.0, armed=False, blind="py-spy is not installed")
         if not wanted:
@@ -169,15 +170,14 @@ class Stagnation:
         if unread := sorted(rank.rank for rank in ranks if rank.pid not in self._seen):
             return Opinion(self.name, 0.0, 0.0, armed=False, blind=f"py-spy can't read the stacks of ranks {unread}")
         quiet = min(seen.until_s - seen.since_s for seen in self._seen.values())
-        # The other observers suspect a hang when the job has been quiet for half a second. This observer starts only
-        # then.
+        # This observer starts when the others suspect a hang, which is after half a second of quiet.
         quiet = quiet / _BUSY if working else (quiet + 0.5 if quiet >= 2 * _EVERY_S else 0.0)
         detail = "; ".join(f"rank {rank.rank} at {self._seen[rank.pid].stack.place}" for rank in ranks)
         return Opinion(self.name, quiet, 0.0, armed=True, detail=detail)
 
     def _sample(self, pids: Sequence[int], py_spy: str) -> None:
-        """Reads all stacks. On a busy machine that takes long, and may fail for some: then these count as unchanged
-        only until they were last read."""
+        """Reads all stacks. On a busy machine that takes long, and some stacks may not be read. These count as
+        unchanged only up to the time when they were read last."""
         begun_s = time.monotonic()
         found = sample(pids, py_spy)
         for pid, stack in found.items():
@@ -203,11 +203,11 @@ class Overdue:
         self._seen: dict[Path, int] = {}  # the newest time in each file, nanoseconds
         self._longest_s = 0.0
         self._quiet = Learned(needed=10)
-        self.training = False  # a step was completed
+        self.training = False  # whether a step was completed
 
     def look(self, now_s: float, training: bool) -> Opinion:
         """The stronger of two opinions: about the oldest open collective, and about the time in which no collective
-        began or ended. `now_s`: CLOCK_MONOTONIC; `training`: what is seen now counts as usual."""
+        began or ended. `now_s`: CLOCK_MONOTONIC. `training`: the quiet times that are seen now count as usual."""
         oldest_s, newest, active = now_s, 0, False
         files = {path: words for path in self._files() if (words := _read(path))}
         for path, words in files.items():
@@ -235,7 +235,8 @@ class Overdue:
 
     @property
     def _usual_s(self) -> float:
-        """How long collectives take. At the start, others may wait in one for a rank that prepares something."""
+        """How long collectives take. At the start it is at least _AT_START_S, because the ranks may wait in a
+        collective for a rank that prepares something."""
         return max(self._longest_s, 0.0 if self._quiet.events >= self._quiet.needed else _AT_START_S)
 
     def _learn(self, begun: tuple[int, ...], ended: tuple[int, ...], steps: tuple[int, ...], since: int) -> None:
@@ -243,7 +244,7 @@ class Overdue:
         self._longest_s = max([self._longest_s, *(nanoseconds / 1e9 for nanoseconds in took)])
 
     def _files(self) -> list[Path]:
-        """The stamps of the latest attempt."""
+        """The stamp files of the latest attempt."""
         found = sorted(self._folder.glob("*.stamps"))
         attempts = {path: path.name.split("-")[1] for path in found if path.name.count("-") == 2}
         last = max(attempts.values(), key=lambda text: int(text[1:]) if text[1:].isdigit() else 0, default="")

@@ -1,13 +1,13 @@
-"""Observer (c): the CPU, disk and network use of the ranks. The job is quiet if
+"""The observer of the CPU, disk and network use of the ranks. The job is quiet in three cases:
 
 - all ranks are idle and nothing arrives on the job's sockets; or
 - a few ranks are idle or stopped while the others use the CPU fully, as ranks do while they wait for a GPU; or
 - nothing arrives, and the kernel sends the same data again and again, whether or not the ranks are idle.
 
-A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, so the job is not quiet.
+A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, so the job is not quiet then.
 
-GPUs that only wait while the job hangs are a fact for the report: a kernel that waits for another GPU, as NCCL's
-kernels do, keeps its own GPU busy all the time, and no bytes go over the links. This is no reason to declare a hang,
+`spinning` adds a fact to the report of a hang: GPUs that only wait. A kernel that waits for another GPU, as NCCL's
+kernels do, keeps its own GPU busy all the time while no bytes go over the links. This is no reason to declare a hang,
 because a kernel that only computes looks the same."""
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torchaos.harness.monitoring.probes.gpu_probe import Sample
 from torchaos.harness.monitoring.probes.rank_probe import Sockets
 
 _BUSY, _LINKS = 99.0, {"nvlink_bytes": "NVLink", "pcie_bytes": "PCIe"}
-_MOST_LINK_BYTES = 1 << 20  # bytes a second over each link: the questions to the driver go over PCIe, too
+_MOST_LINK_BYTES = 1 << 20  # bytes per second over each link; even questions to the driver go over PCIe
 
 
 def spinning(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[tuple[int, str]]:
     """Yields (rank, clause) for each rank whose GPU was busy all the time since `since_s` (CLOCK_MONOTONIC) and moved
-    hardly any bytes. A GPU with fewer than two samples, or without a counter of bytes, is left out."""
+    hardly any bytes. A GPU with fewer than two samples, or without counters of bytes, is left out."""
     for gpu, samples in seen.items():
         during = [sample for sample in samples if sample.at_s >= since_s]
         if len(during) < 2 or any(sample.values.get("busy_percent", 0.0) < _BUSY for sample in during):
@@ -47,15 +47,15 @@ def spinning(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[t
 
 
 _WINDOW_S = 0.4  # CPU time is counted in units of 10 ms, so a shorter window would be too coarse
-IDLE, _SPINS = 0.15, 0.7  # parts of a core: at most and at least
-_IO_BYTES = 32 << 10  # a rank that reads and writes more in the window is at work
+IDLE, _SPINS = 0.15, 0.7  # parts of a core: a rank is idle below the first, and spins above the second
+_IO_BYTES = 32 << 10  # a rank that reads and writes more than this in the window is at work
 _MOST_RANKS = 8  # ranks that are described
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class _Sample(NamedTuple):
-    """What a process has used since its start: CPU seconds, seconds of its main thread in the run queue, how often that
-    thread was put off the CPU and how often it gave the CPU up to wait, and bytes read and written."""
+    """What a process has used since its start: CPU seconds, seconds of its main thread in the run queue, how often the
+    kernel took the CPU from that thread, how often the thread gave up the CPU to wait, and bytes read and written."""
 
     at_s: float
     cpu_s: float
@@ -66,7 +66,7 @@ class _Sample(NamedTuple):
 
 
 class Use:
-    """The use of one process during the last window."""
+    """What one process has used during the last window."""
 
     def __init__(self) -> None:
         self._past: deque[_Sample] = deque()
@@ -87,13 +87,14 @@ class Use:
 
     @property
     def cores(self) -> float:
-        """The part of a core that the process wanted: what it got, and the time for which it was put off. A thread that
-        was put off had work to do, and looks idle on a busy machine. The time that a thread waits in the queue after it
-        woke up does not count: so a rank that only looks at a page now and then stays idle on a busy machine."""
+        """The part of a core that the process wanted: the CPU time that it got, and the time for which the kernel had
+        taken the CPU from it. Such a thread has work to do, although it looks idle on a busy machine. The time in the
+        queue after the thread woke up does not count, so a rank that only looks at a page now and then stays idle on a
+        busy machine."""
         first, last = self._past[0], self._past[-1]
         put_off, gave_up = last.put_off - first.put_off, last.gave_up - first.gave_up
         if self.state == "R" and not put_off + gave_up:
-            return 1.0  # on the CPU, or put off, during the whole window
+            return 1.0  # running, or ready to run, during the whole window
         queued_s = (last.queued_s - first.queued_s) * put_off / max(1, put_off + gave_up)
         return (last.cpu_s - first.cpu_s + queued_s) / (last.at_s - first.at_s)
 
@@ -116,8 +117,8 @@ class Idle:
         self.idle: list[int] = []
 
     def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess], late: bool = False) -> Opinion:
-        """How many seconds the job has been quiet. `late`: another observer sees no progress; then the quiet time is
-        not learned as usual. Blind while the sockets can't be read."""
+        """For how long the job has been quiet. `late`: another observer sees no progress; then the quiet time is not
+        learned as usual. Blind while the sockets can't be read."""
         quiet = self._is_quiet(now_s, ranks)
         stuck = False
         if late or (quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S):
@@ -132,7 +133,7 @@ class Idle:
         return replace(opinion, blind=self._sockets.blind, armed=opinion.armed and not self._sockets.blind)
 
     def _seen(self, ranks: Sequence[RankProcess], stuck: bool) -> str:
-        """In words, what led to the opinion."""
+        """The reasons for the opinion, in words."""
         uses = {rank.rank: self._uses[rank.pid] for rank in ranks}
         words = [
             f"rank {rank} {f'wants {use.cores:.2f} of a core' if use.whole else 'is new'}"
@@ -165,8 +166,8 @@ class Idle:
         return bool(away) and (2 * away < len(ranks) or bool(self.stopped and not self.idle))
 
     def _children_work(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
-        """Whether child processes, such as compilers or data loaders, use the CPU. It is called only while all ranks
-        are idle."""
+        """Whether child processes, such as compilers or data loaders, use the CPU. Called only while all ranks are
+        idle."""
         parents = {rank.pid for rank in ranks}
         added = True
         everybody = {
@@ -186,17 +187,18 @@ class Idle:
 
 
 def _queued_s(pid: int) -> float:
-    """The seconds that the main thread has spent in the run queue."""
+    """How many seconds the main thread has spent in the run queue."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/schedstat", "rb") as file:
         return int(file.read().split()[1]) / 1e9
     return 0.0
 
 
 def _switches(pid: int) -> tuple[int, int]:
-    """How often the main thread was put off the CPU, and how often it gave the CPU up; see proc_pid_status(5)."""
+    """How often the kernel took the CPU from the main thread, and how often the thread gave it up; see
+    proc_pid_status(5)."""
     found = {b"nonvoluntary_ctxt_switches": 0, b"voluntary_ctxt_switches": 0}
     with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        for line in file.read().splitlines()[-6:]:  # they are among the last fields
+        for line in file.read().splitlines()[-6:]:  # both are among the last fields
             name, _, number = line.partition(b":")
             if name in found:
                 found[name] = int(number)

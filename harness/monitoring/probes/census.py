@@ -1,12 +1,13 @@
-"""Keeps track of all processes of a job, and finds its ranks and torchelastic's agents among them. A process that does
-not belong to the job is examined only once, so this costs little.
+"""Keeps track of all processes of a job, and finds its ranks and torchelastic's agents among them. This costs little,
+because a process that does not belong to the job is examined only once.
 
 A process belongs to the job if its parent does, or if the job's mark is in its environment (its parent may be gone).
 The original parent is remembered, so that an orphan keeps its place in the tree.
 
-A rank is a process that torchelastic's agent started. It is recognized by its environment (RANK, LOCAL_RANK and
-TORCHELASTIC_RUN_ID) and its place in the process tree; the environment alone is not enough, since data-loader workers
-inherit it. If the agent started a wrapper (`torchrun --no-python wrapper.sh`), the rank is the trainer below it."""
+A rank is a process that torchelastic's agent started. It is recognised by its environment (RANK, LOCAL_RANK and
+TORCHELASTIC_RUN_ID) and its place in the process tree. The environment alone is not enough, because data-loader workers
+inherit it. If the agent started a wrapper (`torchrun --no-python wrapper.sh`), the rank is the trainer below the
+wrapper."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from torchaos.harness.host.gpu_devices import gpu_of
 from torchaos.harness.interfaces import RankProcess, UsageError
 from torchaos.harness.protocol.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
 
-if TYPE_CHECKING:  # assertions import this module, and look at no process
+if TYPE_CHECKING:  # not imported when assertions import this module: they examine no processes
     import psutil
 
 _YOUNG_S = 10.0  # a younger process may still exec another program, as after a fork or in a shell wrapper
@@ -46,7 +47,7 @@ class Identity:
         with suppress(KeyError, ValueError):
             attempt = attempt_of(environ)
             rank, local_rank, _run = rank_of(environ), int(environ["LOCAL_RANK"]), environ["TORCHELASTIC_RUN_ID"]
-            # Torchelastic numbers the nodes again in each rendezvous, so a surviving node may get another number.
+            # GROUP_RANK comes last, because a node may get another number in the next rendezvous.
             node = int(environ.get(ENV_NODE) or environ.get(ENV_REPLICA) or environ.get("GROUP_RANK", "0"))
             size = int(environ.get("WORLD_SIZE", "0"))
             return cls(rank, local_rank, size, node, attempt, gpu_of(environ, local_rank))
@@ -55,7 +56,7 @@ class Identity:
 
 @dataclass(eq=False)
 class Member:
-    """One process of the job. `parent` is the process that started it, even if the parent has ended."""
+    """One process of the job. `parent`: the process that started it, even if that has ended."""
 
     pid: int
     ticks: int  # start time, clock ticks since boot
@@ -65,7 +66,7 @@ class Member:
     is_python: bool = False
     alive: bool = True
     inner_pid: int = 0  # see RankProcess
-    node: int | None = None  # the number of its node, if that is known better than from its environment
+    node: int | None = None  # the number of its node; None: as its environment says
 
     @property
     def own_pid(self) -> int:
@@ -78,7 +79,7 @@ class Member:
             above = above.parent
 
     def look(self) -> None:
-        """Reads the facts that change when the process execs another program."""
+        """Reads the facts that change if the process execs another program."""
         found = Identity.of(environ_of(self.pid))
         if found is not None:
             self.identity = found if self.node is None else replace(found, node=self.node)
@@ -89,7 +90,7 @@ class Member:
 @dataclass
 class Census:
     """The live processes of a job. `run_id`: the mark in their environment; None if torchaos did not launch the job.
-    `node`: the node of all of them; None: their environment says it. Not thread-safe."""
+    `node`: the node of all of them; None: as the environment of each says. Not thread-safe."""
 
     run_id: str | None
     node: int | None = None
@@ -104,7 +105,7 @@ class Census:
         self._strangers.discard(pid)
 
     def look_again(self, pid: int) -> None:
-        """Examines a pid again at the next scan: it may have belonged to another process before."""
+        """Lets the next scan examine a pid again, because it may have belonged to another process before."""
         self._strangers.discard(pid)
 
     def scan(self) -> None:
@@ -123,8 +124,8 @@ class Census:
                 member.look()
 
     def _admit(self, pids: Iterable[int], now: float) -> None:
-        """Adds the processes that belong to the job, parents before children, because a child of a member belongs to
-        the job too."""
+        """Adds the processes that belong to the job. Parents come before children, because a child of a member belongs
+        to the job, too."""
         waiting = {pid: found for pid in pids if (found := processes.stat(pid))}
         joined = True
         while joined:
@@ -144,7 +145,7 @@ class Census:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The environment with which a process was started; empty if it is gone or belongs to another user."""
+    """The environment with which a process was started. Empty if the process is gone or belongs to another user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = file.read().decode(errors="replace").split("\0")
@@ -164,7 +165,7 @@ _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tor
 
 
 def check_agent(pid: int) -> int:
-    """The start time, in clock ticks since boot, of the torchelastic agent `pid`. Raises UsageError if `pid` is no
+    """The start time, in clock ticks since boot, of the torchelastic agent `pid`. Raises UsageError if `pid` is not a
     torchelastic agent of this user."""
     import psutil
 
@@ -187,8 +188,8 @@ def check_agent(pid: int) -> int:
 
 
 def torchrun_here() -> int:
-    """The pid of the torchelastic agent of this user that this process can see. Raises UsageError if there is none, if
-    there are several, or if its environment can't be read."""
+    """The pid of the only torchelastic agent of this user that this process can see. Raises UsageError if there is
+    none, if there are several, or if its environment can't be read."""
     import psutil
 
     found = [process for process in psutil.process_iter() if _is_ours(process)]
@@ -210,7 +211,7 @@ def _is_ours(process: psutil.Process) -> bool:
 
 
 def _is_agent(process: psutil.Process) -> bool:
-    """Whether the process has workers now, or is a torchrun between two attempts."""
+    """Whether the process is a torchelastic agent: it has workers now, or it is a torchrun between two attempts."""
     if Identity.of(environ_of(process.pid)):
         return False
     if any(Identity.of(environ_of(child.pid)) for child in process.children()):
@@ -221,7 +222,7 @@ def _is_agent(process: psutil.Process) -> bool:
 
 
 _WRAPPER_S = 3.0  # a wrapper that has started no Python within this time counts as the rank itself
-_CLAIM_S = 1.0  # seconds for which the sources may differ, because each has its own delay
+_CLAIM_S = 1.0  # seconds for which the sources may differ, because their delays differ
 
 Key = tuple[int, int]  # attempt, rank
 
@@ -236,7 +237,7 @@ class RanksFound:
 
 
 def find_ranks(members: Mapping[int, Member], armed: Iterable[int], now_s: float) -> RanksFound:
-    """Finds the ranks. `armed`: pids in which torchaos's agent reported its start; `now_s`: CLOCK_MONOTONIC."""
+    """Finds the ranks. `armed`: the pids in which torchaos's agent reported its start. `now_s`: CLOCK_MONOTONIC."""
     by_key: dict[Key, list[Member]] = defaultdict(list)
     agents, armed = {}, set(armed)
     below: dict[Member, list[Member]] = defaultdict(list)
@@ -254,8 +255,7 @@ def find_ranks(members: Mapping[int, Member], armed: Iterable[int], now_s: float
 
 
 def _is_top(member: Member) -> bool:
-    """Whether the process is a worker that was started by a process which is no worker and has no worker among its
-    ancestors."""
+    """Whether the process is the topmost worker of its branch: no process among its ancestors is a worker."""
     parent = member.parent
     return (
         parent is not None and member.identity is not None and not any(above.identity for above in member.ancestors())
@@ -263,7 +263,8 @@ def _is_top(member: Member) -> bool:
 
 
 def _trainers(top: Member, below: list[Member], armed: set[int], now_s: float) -> list[Member]:
-    """The process that trains. If it is not clear, all candidates; if there is none yet, an empty list."""
+    """The process that trains, in or below the worker `top`. If this is not clear, all candidates. Empty if there is
+    none yet."""
     own = [member for member in (top, *below) if member.pid in armed and member.identity == top.identity]
     if own:
         return own
@@ -297,7 +298,7 @@ def rank_process(member: Member, identity: Identity) -> RankProcess:
 
 @dataclass
 class Claims:
-    """Compares other sources' claims about ranks with /proc, and reports each difference once."""
+    """Compares what other sources say about ranks (claims) with /proc, and reports each difference once."""
 
     _open: dict[tuple[str, int], tuple[Key, float]] = field(default_factory=dict)
 
@@ -305,7 +306,7 @@ class Claims:
         self._open[source, pid] = key, time.monotonic()
 
     def differences(self, members: Mapping[int, Member], now_s: float) -> list[str]:
-        """Sentences about the claims that /proc has not confirmed in time."""
+        """A sentence for each claim that /proc has not confirmed in time."""
         sentences = []
         for (source, pid), (key, since_s) in list(self._open.items()):
             identity = members[pid].identity if pid in members else None

@@ -1,7 +1,8 @@
-"""Samples of the GPUs that the job's ranks on this machine use: `gpu.sample`, and `gpu.event` for an Xid or a lost GPU.
+"""Samples of the GPUs that the job's ranks on this machine use: the events `gpu.sample`, and `gpu.event` for an Xid or
+a lost GPU.
 
 The process that asks the driver is host/nvml_reader.py. It is started when the first rank is up, if the driver's
-library is here. Missing samples are never evidence of anything."""
+library is on this machine. Missing samples are never evidence of anything."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ KEPT = 120  # samples of each GPU
 _LOOK_S = 0.2
 _MOST_S = 10.0  # a sample is recorded at least this often
 _NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND
-# A sample is also recorded when a value differs by this much from the last that was recorded; other values: by any.
+# A sample is also recorded when a value differs by this much from the last recorded one; for other values, by anything.
 _STEP = {"busy_percent": 10, "memory_busy_percent": 10, "memory_bytes": 1 << 30, "power_w": 50, "temperature_c": 3,
          "sm_mhz": 100, "nvlink_bytes": float("inf"), "pcie_bytes": float("inf")}  # fmt: skip
 
@@ -39,13 +40,14 @@ class Sample:
 
 
 class GpuWatch:
-    """`ranks`: returns the live ranks. `emit` writes to the journal."""
+    """Watches the GPUs of the ranks in a thread of its own. `ranks`: returns the live ranks. `emit`: writes to the
+    journal."""
 
     def __init__(self, ranks: Callable[[], Mapping[int, RankProcess]], emit: Emit) -> None:
         self._ranks, self._emit = ranks, emit
         self._users: dict[int, RankProcess] = {}  # by pid
         self._sent: dict[int, int | None] = {}
-        self._told: dict[int, Sample] = {}  # the last that was recorded
+        self._told: dict[int, Sample] = {}  # by GPU: the last recorded sample
         self._places: dict[int, dict[str, Any]] = {}
         self._seen: dict[int, deque[Sample]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -74,11 +76,13 @@ class GpuWatch:
             self._note(f"the GPUs are no longer watched: {type(error).__name__}: {error}")
         if self._process:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # a question to a broken GPU lasts, whatever is sent to it
+            with suppress(
+                subprocess.TimeoutExpired
+            ):  # while a question to a broken GPU lasts, no signal ends the process
                 self._process.communicate(timeout=1.0)
 
     def _look(self) -> bool:
-        """Reads what the reader has said. Returns whether to go on."""
+        """Reads the lines of the reader process. Returns whether to go on."""
         users = {rank.pid: rank for rank in self._ranks().values()}
         if users and not self._process:
             if util.find_spec("pynvml") is None:
@@ -88,7 +92,7 @@ class GpuWatch:
             )
         if not self._process or not self._process.stdin or not self._process.stdout:
             return not self._ended.wait(_LOOK_S)
-        # A container numbers its own GPUs, so what is visible there says nothing here.
+        # A container numbers its own GPUs, so the number in a container means nothing here.
         wanted = {pid: None if rank.inner_pid else rank.gpu for pid, rank in users.items()}
         if wanted != self._sent:
             self._users, self._sent = {**self._users, **users}, wanted

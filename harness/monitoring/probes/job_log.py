@@ -1,19 +1,19 @@
-"""Makes events from the lines of a job's output, of torchrun's agent and of Lightning's CSV logger, and finds known
-failures in them (known_failures.py). A known failure changes the reason that a verdict gives, never the verdict
+"""Makes events from a job's output and from Lightning's CSV logger. Finds known failures in the output
+(known_failures.py). A known failure changes the reason that a verdict gives, never the verdict
 (analysis/explanations.py; the only exception is in analysis/ending).
 
-Torchrun's agent has two sources, and a version of torch may have either: the event log (a JSON object per event;
-handler `console`) and the agent's log lines (restarts only at level INFO). Observed with torch 2.13:
+torchrun's agent has two sources, and a version of torch may have only one of them: the event log (a JSON object per
+event; handler `console`) and the agent's log lines (restarts only at level INFO). Observed with torch 2.13:
 
 - The event log's `timestamp` is always 0, so lines are stamped on arrival. `worker_id` is the pid.
 - An attempt that is retried has no FAILED event, only the line `failed (exitcode: -9) local_rank: 1 (pid: N)`.
 - The state of the AGENT is SUCCEEDED even if the job failed, so it is not read.
 - The ranks write to the same pipe, so a JSON object may be joined to other text on a line.
 
-Lightning's CSV logger writes `metrics.csv` with the columns epoch, step and the logged values; Lightning prints no
-losses. Each restart opens a new folder (version_0, version_1, ...). The logger appends rows, and writes the whole file
-again when a column is added. Rows never change, so a changed file is read again, and known rows are skipped. `step` is
-Lightning's global_step, which counts from 0."""
+Lightning prints no losses. Its CSV logger writes `metrics.csv` with the columns epoch, step and the logged values. Each
+restart opens a new folder (version_0, version_1, ...). The logger appends rows, and rewrites the whole file when a
+column is added. Rows never change, so a changed file is read again, and known rows are skipped. `step` is Lightning's
+global_step, which counts from 0."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NAME = "metrics.csv"
 
 
 class MetricsFile:
-    """A probe that reads one file, or, below a folder, each metrics.csv that is written from now on."""
+    """A probe that reads one file, or each metrics.csv below a folder that is written from now on."""
 
     period_s = 0.5
 
@@ -70,7 +70,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Iterator[LogStep]:
-    """Yields the rows with a training loss, in the order of the file; an incomplete last line is left out. Raises
+    """Yields the rows with a training loss, in the order of the file. An incomplete last line is left out. Raises
     OSError, UnicodeDecodeError and csv.Error."""
     text = path.read_text()
     whole = text[: text.rfind("\n") + 1]
@@ -112,7 +112,7 @@ class LogFact:
 
 
 def parse(line: str) -> Iterator[LogFact]:
-    """Yields all facts about torchelastic in one line of the job's output; most lines have none."""
+    """Yields all facts about torchelastic in one line of the job's output. Most lines have none."""
     for start in _EVENT.finditer(line):
         yield from _event(line[start.start() :])
     if found := _FAILED.search(line):
@@ -144,7 +144,7 @@ def _event(text: str) -> Iterator[LogFact]:
             pid, rank = int(body["worker_id"]), int(body["global_rank"])
             data = {"state": state, "pid": pid, **_first(details, "local_rank"), **_first(details, "exit_code")}
             yield LogFact(Kind.ELASTIC_WORKER, data, rank, restarts)
-    except (ValueError, KeyError, TypeError, AttributeError):  # torn, or of a version with another format
+    except (ValueError, KeyError, TypeError, AttributeError):  # the JSON is torn, or of a version with another format
         return
 
 
@@ -160,9 +160,10 @@ def _signal_name(text: str) -> str:
 class ElasticReader:
     """Reads the output of one submission. Adds the restart count and the rank of the pid to each fact.
 
-    `read_rounds`: for a job on several nodes. There the agent's own count is not the number of the attempt, so another
-    source (agent/startup.py) sets `restarts` and reports the end of each rendezvous. `read_rounds` reads what that
-    source has written: it writes before the workers start, but the output may be read first."""
+    `read_rounds`: given for a job on several nodes. There the agent's own count is not the number of the attempt;
+    instead, another source (agent/startup.py) sets `restarts` and reports the end of each rendezvous. `read_rounds`
+    reads the events of that source. It is called because that source writes before the workers start, but the output
+    may be read first."""
 
     def __init__(self, read_rounds: Callable[[], None] | None = None) -> None:
         self.restarts = 0
@@ -190,8 +191,8 @@ class ElasticReader:
             self._restarts[pid] = self.restarts
 
     def _is_news(self, fact: LogFact) -> bool:
-        """Whether a rendezvous fact is new. The end of a rendezvous is reported twice, by the event log and by a log
-        line."""
+        """Whether a fact about a rendezvous is new. The end of a rendezvous is reported twice, by the event log and by
+        a log line."""
         if not fact.data["done"]:
             self._rendezvous_reported = False
             return True
@@ -202,9 +203,9 @@ class ElasticReader:
         return news
 
 
-OWN_WATCHDOG = "own-watchdog"  # a line by which the scenario says that the job notices a hang
+OWN_WATCHDOG = "own-watchdog"  # a line that shows, by a pattern in the scenario, that the job notices a hang
 
-_SIGNS = (  # each known failure has one of them on its line, in lower case; a look for them is 40 times quicker
+_SIGNS = (  # each line with a known failure has one of these, in lower case; to look for them first is 40 times faster
     "error", "fail", "exception", "timed out", "timeout", "terminate", "nvrm", "out of memory", "cuda gpus", "cublas",
     "oom", "watchdog", "heartbeat", "reaping", "of section", "been open", "in use", "eaddrinuse", "by peer",
     "by remote", "broken pipe", "not known", "resolution", "hostname", "no space", "enospc", "quota", "edquot",
@@ -214,11 +215,11 @@ _SIGNS = (  # each known failure has one of them on its line, in lower case; a l
     "unavailable", "cannot connect", "max retries", "fault by gpu", "running low", "low on resource", "shut down",
     "disconnected", "wait timeout", "no socket", "closed", "invalid", "nvidia driver",
 )  # fmt: skip
-_LONGEST, _MOST = 500, 2000  # characters of a line: that are kept, and that are looked at
+_LONGEST, _MOST = 500, 2000  # characters of a line that are kept, and that are searched
 
 
 def cause_of(line: str, restarts: int) -> Cause | None:
-    """The known failure that a line shows; None if there is none. `restarts`: how often torchrun had restarted the
+    """The known failure that a line shows. None if there is none. `restarts`: how often torchrun had restarted the
     workers before the line."""
     line = without_ansi(line[:_MOST]).rstrip()
     lower = line.lower()
@@ -229,13 +230,13 @@ def cause_of(line: str, restarts: int) -> Cause | None:
 
 
 class CauseReader:
-    """Finds known failures in the log of one submission. It reports each cause at most MOST times per attempt, since
-    each rank may print it, perhaps in a loop."""
+    """Finds known failures in the log of one submission. Reports each cause at most MOST times per attempt, because
+    every rank may print it, perhaps in a loop."""
 
     MOST = 8
 
     def __init__(self, own: Sequence[str] = ()) -> None:
-        """`own`: regular expressions of the scenario, for lines by which the job says that it noticed a hang."""
+        """`own`: regular expressions of the scenario, for lines with which the job reports that it noticed a hang."""
         self._own = [re.compile(text) for text in own]
         self._times: dict[tuple[str, int], int] = {}
 
@@ -257,28 +258,28 @@ def _short(line: str) -> str:
 
 
 class JobLog:
-    """Reads the job's output line by line. `line` is called from the thread that reads the output; an error here must
-    not stop that thread."""
+    """Reads the job's output line by line. `line` is called from the thread that reads the output, and an error here
+    must not stop that thread."""
 
     def __init__(self, journal: Journal, adapter: Adapter | None, watchdogs: Sequence[str] = ()) -> None:
         """`watchdogs`: see CauseReader."""
         self._journal, self._adapter, self._watchdogs = journal, adapter, watchdogs
         self._failed = False
         self.by_round = False  # True for a job on several nodes, see wire.attempt_of
-        self.replica: int | None = None  # the replica whose output it is, if there are several
+        self.replica: int | None = None  # the number of the replica with this output, if there are several replicas
         self.first_rank = 0  # number of the replica's first rank in the whole job; torchelastic counts from 0
-        self.host_pid: Callable[[int], int | None] = int  # makes the host's pid from a pid in the node's output
+        self.host_pid: Callable[[int], int | None] = int  # turns a pid in the node's output into the host's pid
         self.begin(0)
 
     def begin(self, attempt_base: int) -> None:
-        """Must be called when a new submission starts: torchelastic counts its restarts from 0 again."""
+        """Must be called when a new submission starts, because torchelastic then counts its restarts from 0 again."""
         self._base = attempt_base
         rounds = self._journal.catch_up if self.by_round else None
         self._elastic, self._causes = ElasticReader(rounds), CauseReader(self._watchdogs)
 
     def begin_again(self, attempt_base: int) -> None:
-        """Notes that a torchrun has started, and the number of its first attempt. If the number is new, this is a later
-        torchrun of the same submission, and its attempts are counted from that number."""
+        """Must be called when a torchrun has started. `attempt_base`: the number of its first attempt. If the number is
+        new, this is a later torchrun of the same submission, and its attempts are counted from that number."""
         if attempt_base != self._base:
             self.begin(attempt_base)
 

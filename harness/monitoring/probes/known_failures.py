@@ -1,9 +1,9 @@
-"""The table of known failures: of torch, gloo, NCCL and CUDA, and of the machines that a job runs on. Each has a name,
-a pattern for its log line, and advice. The reference of the documentation shows it.
+"""The table of known failures of torch, gloo, NCCL and CUDA, and of the machines on which a job runs. Each has a name,
+a pattern for its log line, and advice. The reference in the documentation shows the table.
 
 Patterns match text, never line numbers of torch's sources. Words that any library may print (the texts of errno) count
-only with the library on the same line, or as the last line of a Python traceback. The same words from a client of a
-tracker or an object store say nothing about a rank."""
+only if the line names the library, or if they are the last line of a Python traceback. The same words from a client of
+a tracker or an object store say nothing about a rank."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ class Cause:
     whose: Whose  # the component to blame
     pattern: re.Pattern[str]
     advice: str
-    seen: str  # torch versions in whose logs it was seen, by torchaos or in the issues; empty: not known
+    seen: str  # versions of torch in whose logs it was seen, by us or in the issues; empty: not known
     issues: tuple[str, ...] = ()  # public issues, as owner/repository#number
     common: re.Pattern[str] | None = None  # words that other programs print, too
-    beside: re.Pattern[str] | None = None  # with this on the line, `common` counts; None: unless a client says it
-    after_restart: bool | None = None  # True: only in restarted attempts; False: only in others; None: in any
+    beside: re.Pattern[str] | None = (
+        None  # `common` counts only on a line with this; None: on each line that is not a client's
+    )
+    after_restart: bool | None = None  # True: only after a restart of the ranks; False: only before; None: always
     hang: bool = False  # the line shows that the job noticed a hang
 
     @property
     def of_the_stack(self) -> bool:
-        """Whether torch, gloo or NCCL failed, and not the network, a peer or the job."""
+        """Whether torch, gloo or NCCL failed, and not the network, another rank or the job."""
         return self.whose in ("torch", "gloo", "NCCL")
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the line only shows that something else ended a rank or the job, and not what."""
+        """Whether the line shows only that something else ended a rank or the job, but not what it was."""
         return self.whose in ("another rank", "a signal")
 
     def fits(self, line: str) -> bool:
-        """Whether the line shows this failure. A line that says that the program tries again shows none by common
-        words."""
+        """Whether the line shows this failure. If the line says that the program tries again, its common words do not
+        count."""
         if self.pattern.search(line):
             return True
         if not self.common or not self.common.search(line) or _AGAIN.search(line):
@@ -59,7 +61,7 @@ def _cause(
 
 
 def _raised(words: str) -> str:
-    """The last line of a Python traceback, after the label of its rank if it has one."""
+    """A pattern for the last line of a Python traceback, after the label of its rank if it has one."""
     return rf"^{_LABEL}(?:[\w.]+\.)?(?:{words})"
 
 
@@ -87,7 +89,7 @@ _NO_NAME = (
     r"|gai error: -[235]\b|getaddrinfo failed"
 )
 
-# The first cause whose pattern matches a line counts.
+# If several causes match a line, the first counts.
 CAUSES = (
     _cause(
         "gloo-stale-store", "torch",

@@ -1,9 +1,9 @@
 """Reads steps, losses and learning rates from the lines that training frameworks print.
 
-For a job without the agent, nothing else is known about its steps; with the agent, they are an independent witness. So
-a number is read only if it counts the whole training: not the steps of an epoch (`Epoch: [0] [ 10/1251]`, the bar of
-tqdm), nor those of an evaluation. Examples of each format are in tests/data/logs/steps.yaml. HF Trainer prints no
-step, and quotes its values since 5.0. Lightning prints no losses; see job_log.py."""
+For a job without the agent, nothing else is known about its steps; with the agent, the lines are an independent
+witness. So a number is read only if it counts the whole training, and not the steps of an epoch (`Epoch: [0] [
+10/1251]`, the bar of tqdm) or of an evaluation. Examples of each format are in tests/data/logs/steps.yaml. HF Trainer
+prints no step, and has quotes around its values since 5.0. Lightning prints no losses; see job_log.py."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _STEP = (
 )
 _ITERATION = r"(?<![\w/.-])(?:[Ii]ter(?:ation)?s?|ITER|[Uu]pdates?)(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
 _KEYS = r"""["'](?:(?:global|train|trainer)[_/])*(?:steps?|iter(?:ation)?|num_updates)"""
-# An evaluation, or a look back: the word before a count or a loss, as in `eval step 3`, `val loss`, `[valid] Epoch 1`;
-# a field that says so; and the losses of both, which nanoGPT prints of an evaluation.
+# Lines about an evaluation or an earlier step have a word before a count or a loss (`eval step 3`, `val loss`, `[valid]
+# Epoch 1`), a field that says so, or both losses, as nanoGPT prints after an evaluation.
 _EVALUATION = re.compile(
     r"(?i)(?<![a-z])(?:(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|dev|held[ -]?out|hold-?out|best|lowest|previous"
     r"|(?:re)?load(?:ed|ing)|resum(?:ed|ing)|restor(?:ed|ing)|sav(?:ed|ing))"
@@ -49,7 +49,7 @@ LIGHTNING, COMPOSER = "lightning", "composer"
 
 @dataclass(frozen=True)
 class LogStep:
-    """The values in one line. `step` is the job's own count, as printed."""
+    """The values in one line. `step`: the job's own count, as printed."""
 
     step: int | None
     loss: float | None
@@ -59,7 +59,7 @@ class LogStep:
 class Adapter(Protocol):
     @property
     def name(self) -> str:
-        """The name of the format. Empty while the format is not known yet."""
+        """The name of the format. Empty while the format is not known."""
 
     def read(self, line: str) -> LogStep | None:
         """The values in the line. None if the line is not about a step."""
@@ -72,7 +72,7 @@ class LineAdapter:
     name: str
     line: re.Pattern[str]
     more: tuple[re.Pattern[str], ...] = ()
-    in_words: bool = False  # `line` is general: no count of an epoch or an evaluation may stand before its values
+    in_words: bool = False  # `line` is so general that lines about an epoch or an evaluation must be excluded
 
     def read(self, line: str) -> LogStep | None:
         line = without_ansi(line)
@@ -88,8 +88,8 @@ class LineAdapter:
 
 
 def _is_no_training(line: str, found: re.Match[str]) -> bool:
-    """Whether the values are of an evaluation, or the step is one of an epoch: `Epoch 2, step 10/100`, `epoch 1 iter
-    5`. A number without `/` after the word step counts on through the epochs."""
+    """Whether the values are those of an evaluation, or the step counts the steps of an epoch: `Epoch 2, step 10/100`,
+    `epoch 1 iter 5`. After the word step, a number without `/` counts on through the epochs."""
     groups = found.re.groupindex.keys() & {"step", "loss"}
     before = line[: max(found.end(group) for group in groups)]
     if _EVALUATION.search(before) or _EVALUATES.search(line):
@@ -101,8 +101,8 @@ def _is_no_training(line: str, found: re.Match[str]) -> bool:
 
 
 class HeadedAdapter:
-    """Reads a heading with the step, and the loss in a line below it. Composer: `[batch=10/100]:`, and below it
-    `Train loss/train/total: 2.3`. OLMo: `[step=10/100,epoch=0]`, and `train/CrossEntropyLoss=2.3`."""
+    """Reads a heading with the step, and the loss from a line below it. Composer: `[batch=10/100]:`, and below it
+    `Train loss/train/total: 2.3`. OLMo: `[step=10/100,epoch=0]`, and below it `train/CrossEntropyLoss=2.3`."""
 
     name = COMPOSER
     _HEADING = re.compile(r"(?:^|\s)\[(?:batch|step)=" + _COUNT + r"(?:/\d+)?(?:\]|,epoch)")
@@ -127,7 +127,7 @@ def _adapter(name: str, line: str, *more: str, in_words: bool = True) -> LineAda
     return LineAdapter(name, patterns[0], tuple(patterns[1:]), in_words)
 
 
-# In the order of preference: a format whose lines say more, or are surer, comes first.
+# In the order of preference: a format comes first if its lines have more values or are easier to recognise.
 ADAPTERS: Mapping[str, LineAdapter] = {
     adapter.name: adapter
     for adapter in (
@@ -177,8 +177,8 @@ ADAPTERS: Mapping[str, LineAdapter] = {
 
 
 class AutoAdapter:
-    """Recognizes the format. A line of a better format (one that comes earlier) changes its mind; and so do AGREED
-    lines of another format while the present one has none."""
+    """Recognises the format. It changes to another format after one line of a preferred (earlier) format, or after
+    AGREED lines of a later format without a line of the present one in between."""
 
     AGREED = 3
 
@@ -208,7 +208,7 @@ class AutoAdapter:
 
 
 def adapter_for(wanted: str | Mapping[str, Any] | None) -> Adapter | None:
-    """The adapter for `job.log` of a scenario. `wanted`: None to recognize the format, a name, `{format: NAME}`, or
+    """The adapter for `job.log` of a scenario. `wanted`: None (the format is recognised), a name, `{format: NAME}`, or
     `{regex: ...}` with the named groups step, loss and lr.
 
     Returns None for Lightning, which writes a file and no lines. Raises UsageError for an unknown format or a bad

@@ -1,7 +1,7 @@
 """Watches the ranks from outside, periodically and in one thread: when each is up, stopped, stuck in the kernel, or
-gone, and its exit code; and examines their TCP sockets.
+gone, and its exit code. `Sockets` examines their TCP sockets, and `Sampling` calls other probes.
 
-One thread holds a pidfd for each rank, so that an exit is noticed at once, whichever process waits for the rank."""
+The thread holds a pidfd for each rank, so that an exit is noticed at once, whichever process waits for the rank."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from torchaos.harness.monitoring.probes.census import Census, Claims, Key, Ranks
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 
-_SS_S = 5.0  # a busy machine needs much longer than the usual 10 ms
-# Bytes that were received, and bytes that a peer has confirmed. `bytes_sent` does not show that data arrives: it counts
-# each retransmission, so it grows without a receiver too.
+_SS_S = 5.0  # seconds; usually ss needs 10 ms, but much longer on a busy machine
+# Bytes that were received, and bytes that a peer has confirmed. `bytes_sent` does not show that data arrives: it also
+# counts retransmissions, so it grows without a receiver.
 _ARRIVED = re.compile(r"\bbytes_(?:acked|received):(\d+)")
 _BACKOFF, _UNACKED = re.compile(r"\bbackoff:(\d+)"), re.compile(r"\bunacked:\d+")
 _LOST_TWICE = 2  # retransmissions of a segment; a healthy network loses a segment now and then
@@ -35,7 +35,8 @@ _LOST_TWICE = 2  # retransmissions of a segment; a healthy network loses a segme
 
 class Sockets:
     """The state of the ranks' sockets. `moved`: bytes were transported since the previous look. `stuck`: data of a rank
-    is sent again and again; `losing`: at least once. `blind`: why the sockets can't be read; empty if they can."""
+    is sent again and again. `losing`: data was sent again at least once. `blind`: why the sockets can't be read; empty
+    if they can."""
 
     def __init__(self) -> None:
         self.moved = self.stuck = self.losing = False
@@ -57,12 +58,12 @@ class Sockets:
         self.stuck, self.losing = lost >= _LOST_TWICE, lost > 0
 
     def forget(self) -> None:
-        """Forgets the counters, so that bytes before the next look are not counted."""
+        """Forgets the counters, so that bytes that come before the next look do not count."""
         self._bytes, self.blind = None, ""
 
 
 def _lost(info: str) -> int:
-    """How often unconfirmed data was sent again. If a peer reads slowly, this is 0: then no data is on the way, and the
+    """How often unconfirmed data was sent again. 0 if a peer only reads slowly: then no data is on the way, and the
     kernel only probes the peer's window."""
     backoff = _BACKOFF.search(info)
     return int(backoff[1]) if backoff and _UNACKED.search(info) else 0
@@ -91,7 +92,7 @@ def _namespaces(ranks: Sequence[RankProcess]) -> Iterable[list[str]]:
 
 
 class Sampling:
-    """Calls all probes at the shortest of their periods. Without probes, no thread is started."""
+    """Calls all probes in one thread, at the shortest of their periods. Without probes, no thread is started."""
 
     def __init__(self, probes: Sequence[Probe], emit: Emit) -> None:
         self._probes, self._emit = probes, emit
@@ -119,9 +120,10 @@ class Sampling:
             probe.sample(self._emit)
 
 
-STATE_S = 0.05  # so often the states of the ranks are sampled
-SCAN_S, CALM_SCAN_S = 0.1, 0.5  # so often all processes are scanned; and if no process of the job came or went
-CALM_S = 10.0  # for this time
+STATE_S = 0.05  # seconds between samples of the ranks' states
+# Seconds between scans of all processes; and if no process of the job came or went for CALM_S seconds.
+SCAN_S, CALM_SCAN_S = 0.1, 0.5
+CALM_S = 10.0
 _REPORTED_STATES = "TtZD"  # other states come and go all the time
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # linux/pidfd.h, since Linux 6.15
 
@@ -132,8 +134,8 @@ class _Watched:
 
     rank: RankProcess
     pidfd: int
-    state: str = "R"  # seen last
-    reported: str = "R"  # in the last event
+    state: str = "R"  # as seen last
+    reported: str = "R"  # as in the last event
 
 
 class RankWatch:
@@ -164,7 +166,7 @@ class RankWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the watch. Exits that happened before are recorded before this returns."""
+        """Ends the watch. Exits that happened before are recorded when this returns."""
         if self._thread.ident is not None and not self._ended.is_set():
             self._ended.set()
             os.eventfd_write(self._wake, 1)
@@ -201,7 +203,8 @@ class RankWatch:
         return chosen is not None and chosen.pid == rank.pid
 
     def _note(self, event: Event) -> None:
-        """Scans at once if the event reports the start of a rank. The journal calls it for each event."""
+        """Lets a scan follow at once if the event reports the start of a rank. The journal calls this for each
+        event."""
         started = event.kind is Kind.ELASTIC_WORKER and event.data["state"] == "START"
         if started or event.kind is Kind.AGENT_STARTED:
             self._hints.append(event)
@@ -211,7 +214,7 @@ class RankWatch:
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # the job goes on, and the verdict must say what was not seen
+        except Exception as error:  # the job goes on, and the note tells the verdict what was not seen
             text = f"the ranks are no longer watched: {type(error).__name__}: {error}"
             self._journal.emit(Kind.NOTE, {"text": text})
 
@@ -257,7 +260,7 @@ class RankWatch:
                 continue
             last, watched.state = watched.state, found.state
             state = found.state if found.state in _REPORTED_STATES else "R"
-            if state == "D" and last != "D":  # each read from a disk is a short D; only a longer one is reported
+            if state == "D" and last != "D":  # each read from a disk is a short D, so only a longer D is reported
                 continue
             if state != watched.reported:
                 watched.reported = state
@@ -294,7 +297,7 @@ class RankWatch:
             self._claims.add(source, pid, (event.attempt, event.rank))
 
     def _outer_pid(self, event: Event) -> int:
-        """The pid outside containers of the process in an event: an agent in a container reports its inner pid."""
+        """The pid, outside containers, of the process in an event. An agent in a container reports its inner pid."""
         own, key = int(event.data["pid"]), (event.attempt, event.rank)
         for member in self._census.members.values():
             if member.inner_pid == own and member.identity and (member.identity.attempt, member.identity.rank) == key:
@@ -335,8 +338,8 @@ class RankWatch:
 
 
 def exit_code(pid: int, ticks: int, pidfd: int) -> int | None:
-    """The exit code of a process that has just ended; negative: the signal that killed it. It is read from the zombie
-    or, if the process was reaped, from the kernel's record at the pidfd. None if the kernel keeps no record."""
+    """The exit code of a process that has just ended; if negative, the signal that killed it. It is read from the
+    zombie or, if the process was reaped, from the kernel's record at the pidfd. None if the kernel keeps no record."""
     status = _zombie_status(pid, ticks)
     if status is None:
         status = _kept_status(pidfd)

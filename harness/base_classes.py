@@ -28,75 +28,78 @@ if TYPE_CHECKING:
     from torchaos.harness.record.plan import PlannedFault
     from torchaos.harness.record.record import Record
 
-API = 1  # the number of the names in torchaos.plugin; it grows when a name or its meaning changes
+API = 1  # the version of the names in torchaos.plugin; it grows when a name or its meaning changes
 Self = TypeVar("Self")
 
 
 class Fault:
-    """One kind of fault. A frozen dataclass: its fields are the parameters under `with` in a scenario. The defaults are
-    those of a fault that hits rank processes and makes no random choice. Each injector defines `changes`, `apply` and
-    `felt` itself: there is no default for how a fault is undone. The agent loads the module in the rank by its path, so
-    the module imports only the standard library and `torchaos.plugin` at its top."""
+    """One kind of fault. Subclasses are frozen dataclasses; their fields are the parameters under `with` in a scenario.
+    The defaults are those of a fault that hits rank processes and makes no random choice. Each injector must define
+    `changes`, `apply` and `felt`, because there is no default for the undo of a fault. The agent loads the module in
+    the rank by its path, so at its top the module imports only the standard library and `torchaos.plugin`."""
 
     name: ClassVar[str]
     where: ClassVar[tuple[Where, ...]]  # where it can be applied, the best place first
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities, see running/capabilities.py
     hits: ClassVar[Hits] = "ranks"
     lethal: ClassVar[bool] = False  # the target process does not survive it
-    lasting: ClassVar[bool] = False  # applied in a rank, it stays on until it is undone
+    lasting: ClassVar[bool] = False  # a fault in a rank that stays on until it is undone
     phase: ClassVar[str | None] = None  # the phase in which it lands if the trigger names a step only
-    late: ClassVar[bool] = False  # its changes are known at the Moment only, such as which checkpoint is newest
+    late: ClassVar[bool] = (
+        False  # its changes are known only at the Moment, because they depend, for example, on the newest checkpoint
+    )
     on_collectives: ClassVar[bool] = False  # it hits only the TCP traffic between ranks
-    hooks: ClassVar[tuple[str, ...]] = ()  # the agent's hooks that its proof needs
+    hooks: ClassVar[tuple[str, ...]] = ()  # the agent's hooks that `apply` or `felt` needs
     own_disk: ClassVar[bool] = False  # it hits the file system that job.checkpoints.size makes
     family: ClassVar[str] = ""  # its subject, such as gpu or numeric; empty: the first part of its name
-    imitates: ClassVar[str] = ""  # whose report it imitates; empty: the hardware, the kernel or a library does it
-    replays: ClassVar[str] = ""  # what really said what it says again: a machine of a record in injectors/shown.yaml
+    imitates: ClassVar[str] = ""  # the thing that it only imitates; empty: the fault is real
+    replays: ClassVar[str] = ""  # the real machine whose messages it repeats, see injectors/shown.yaml
     consent: ClassVar[str] = ""  # it can harm more of the host than the job: kmsg, cgroup, clock, host-network
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
-        """This injector after every random choice. Pure; no other method makes random choices."""
+        """This injector with every random choice made. Pure; no other method makes random choices."""
         return self
 
     def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
-        """Everything that `apply` may change. It is called before `apply`, and changes nothing itself."""
+        """The undo of everything that `apply` may change. Called before `apply`; changes nothing itself."""
         raise NotImplementedError
 
     def apply(self, site: Any) -> None:
-        """Causes the fault. `site` is a RankSite in the rank, and a NodeSite outside."""
+        """Causes the fault. `site`: a RankSite in the rank, or a NodeSite outside."""
         raise NotImplementedError
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        """The additional probes that run while the fault is on."""
+        """Additional probes, which run while the fault is on."""
         return ()
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Proof from the journal that the fault took effect, or None. Pure. An event of the target's own agent is no
-        proof by itself."""
+        """Proof from the record that the fault took effect, or None. Pure. An event of the target's own agent alone is
+        no proof."""
         raise NotImplementedError
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        """Proof from a comparison with runs without faults, for a fault that no event of the run itself can prove."""
+        """Proof from a comparison with runs without faults. For a fault that no event of the run itself can prove."""
         return None
 
     def asked(self) -> Mapping[str, float]:
-        """The requested values of a network fault, to be shown beside the measured values: `delay_ms`, `loss_percent`,
-        ..."""
+        """The requested values of a network fault, such as `delay_ms` or `loss_percent`. They are shown beside the
+        measured values."""
         return {}
 
     def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]] | None:
-        """The signals that have the same effect, as (seconds after the fault, signal number), for `torchaos repro`.
-        None if no signals have the same effect."""
+        """For `torchaos repro`: signals with the same effect as the fault, as (seconds after the fault, signal number).
+        None if no signals have this effect."""
         return None
 
 
 class Assertion:
-    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives."""
+    """One question about a run. Subclasses are frozen dataclasses; their fields are the bounds that the scenario
+    gives."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]
     harm: ClassVar[Harm] = Harm.OTHER  # what a failure means for the job
-    # It is inconclusive, and not asked, if a run has none of these: STEPS, LOSS, SAMPLES or STATE.
+    # Kinds of data (STEPS, LOSS, SAMPLES or STATE). If a run has none of them, the answer is inconclusive.
     requires: ClassVar[tuple[Need, ...]] = ()
 
     @property
@@ -109,30 +112,30 @@ class Assertion:
         raise NotImplementedError
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """The answer for a job of several replicas. The method may be one of the functions of
-        analysis/replica_verdict.py."""
+        """The answer for a job of several replicas. A subclass may use one of the functions of
+        analysis/replica_verdict.py as this method."""
         return inconclusive(
             f"{self.name} judges the ranks of one torchrun only, not a job of {run.plan.job.replicas} replicas"
         )
 
 
 class Condition:
-    """A statement about the run that is true or false, judged from the events so far. A frozen dataclass: its fields
-    come from the scenario."""
+    """A statement about the run that is true or false, judged from the events so far. Subclasses are frozen
+    dataclasses; their fields come from the scenario."""
 
-    about_job: ClassVar[bool] = True  # it is about the job; False: about the machine. Read for stop conditions
+    about_job: ClassVar[bool] = True  # whether it is about the job, and not about the machine; used for stop conditions
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        """Whether the condition is true now; None: not known, or not known yet. Pure. `now_s`: seconds of
+        """Whether the condition is true now. None if that is not known (yet). Pure. `now_s`: seconds of
         CLOCK_MONOTONIC."""
         raise NotImplementedError
 
     def probes(self, at: Watched) -> Sequence[Probe]:
-        """The probes that must run during the run. Equal probes of several conditions run once."""
+        """The probes that the condition needs. Equal probes of several conditions run only once."""
         return ()
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> Mapping[str, Any]:
-        """Parameters that are computed from the planned faults. They replace the parameters in the scenario. Raises
+        """Parameters that depend on the planned faults. They replace the parameters in the scenario. Raises
         UsageError."""
         return {}

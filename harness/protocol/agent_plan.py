@@ -1,4 +1,5 @@
-"""The plan that the agent gets from the harness: its hooks, its orders, and when they fire. Standard library only."""
+"""The plan that the agent gets from the harness: its hooks, the faults for this rank, and the Moments of the faults.
+Standard library only."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from .wire import Phase
 
 @dataclass(frozen=True)
 class Collectives:
-    """A filter for collectives. None: any value matches."""
+    """A filter for collectives. A field that is None accepts every value."""
 
-    operation: str | None = None  # one of stamps.OPS, such as all_reduce
+    operation: str | None = None  # one of collective_stamps.OPS, such as all_reduce
     group: str | None = None  # the process group, by its name or its description
     min_bytes: int | None = None  # bytes of the larger of input and output on this rank
     max_bytes: int | None = None
@@ -23,7 +24,8 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in a rank that only the agent can see. The pacer is the one rank that fires or is held there."""
+    """A point in a rank that only the agent can see. The pacer is the rank in which a fault fires at this point, or
+    which is held there."""
 
     pacer: int
     step: int | None  # global step during which it fires, counted from 1; None: any
@@ -31,7 +33,7 @@ class Moment:
     attempt: int | None = None  # None: any
     nth: int = 1  # the nth time that the phase is entered in that step
     hold_s: float = 10.0  # seconds after which a held rank goes on by itself
-    collectives: Collectives | None = None  # in the phase `collective`: only these count for `nth`
+    collectives: Collectives | None = None  # in the phase `collective`, only these collectives count for `nth`
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Moment:
@@ -69,9 +71,8 @@ class AgentPlan:
     hooks: tuple[str, ...]
     orders: tuple[Order, ...] = ()
     checkpoints: str | None = None
-    sample_bytes: int | None = (
-        None  # what this rank may write about samples, see agent/sample_budget.py; None: no bound
-    )
+    # How many bytes this rank may write about samples, see agent/sample_budget.py. None: no bound.
+    sample_bytes: int | None = None
 
     def write(self, path: Path) -> None:
         """Writes the plan to `path`, readable only by its owner."""

@@ -1,16 +1,16 @@
 """A check sum of tensors that adds up over the ranks that share them, whatever their number. It consists of two sums,
-modulo 2**64, over the tensors' bits read as integers. In the first sum each tensor has a factor of its own; the second,
-the plain sum, has no factors. So the check sum changes if a bit flips or if two tensors change places. It does not
-change if elements change places within one tensor. The plain sum is the same for every order of the tensors.
+modulo 2**64, over the bits of the tensors, read as integers. In the first sum, each tensor has a factor of its own. The
+second, the plain sum, has no factors. So the check sum changes if a bit flips or if two tensors change places, but not
+if elements change places within one tensor. The plain sum is the same for every order of the tensors.
 
-A check sum is 32 hexadecimal digits, after a prefix that says what it covers:
+A check sum is 32 hexadecimal digits, after a prefix that tells what it covers:
 
 - no prefix: every tensor is whole in this rank, as under DDP
 - SHARD: parts of tensors, or some of the tensors; the sums of all ranks add up to the sum of the whole tensors
-- PART and numbers, such as `part0.1`: one part of one tensor, by its place in the mesh. Ranks with the same part have
-  the same prefix, and it counts once
-- COPY: parts that another rank has as well (hybrid sharding), which count once
-- MIXED: whole tensors and parts, or parts whose copies are not known; such sums can't be added up"""
+- PART and numbers, such as `part0.1`: one part of one tensor, by its place in the mesh. If several ranks have the same
+  part, they have the same prefix, and the part counts once
+- COPY: parts that another rank has as well (hybrid sharding), and that count there
+- MIXED: whole tensors and parts, or parts of which copies may exist; such sums can't be added up"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoi
 
 
 def check_sum(torch: Any, tensors: Sequence[tuple[int, Any]]) -> str:
-    """The check sum of (place, tensor) pairs. The place is the index of the tensor, from 0."""
+    """The check sum of (place, tensor) pairs. `place`: the index of the tensor, from 0."""
     if not tensors:
         return _written(0, 0)
     parts = [local(tensor) for _place, tensor in tensors]
@@ -35,8 +35,8 @@ def check_sum(torch: Any, tensors: Sequence[tuple[int, Any]]) -> str:
 
 
 def plain_of_each(torch: Any, tensors: Sequence[Any]) -> list[str]:
-    """The prefix (none or PART) and the plain sum (16 hexadecimal digits) of each tensor. Empty for a tensor whose
-    memory can't be read as numbers, such as a sparse one."""
+    """The prefix (none or PART) and the plain sum (16 hexadecimal digits) of each tensor. An empty text for a tensor
+    whose memory can't be read as numbers, such as a sparse tensor."""
     with torch.no_grad():
         found = [_sum_or_none(torch, local(tensor)) for tensor in tensors]
         sums = iter(stacked(torch, known).tolist() if (known := [one for one in found if one is not None]) else [])
@@ -47,7 +47,8 @@ def plain_of_each(torch: Any, tensors: Sequence[Any]) -> list[str]:
 
 
 def stacked(torch: Any, scalars: Sequence[Any]) -> Any:
-    """Scalar tensors as one tensor. A rank may spread its model over several GPUs, or keep a part of it on the CPU."""
+    """The scalar tensors as one tensor. They may be on different devices: a rank may spread its model over several
+    GPUs, or keep a part of it on the CPU."""
     here = scalars[0].device
     if any(each.device != here for each in scalars):
         scalars = [each.to(here) for each in scalars]
@@ -60,7 +61,7 @@ def plain_name(name: str) -> str:
 
 
 def plain(text: str) -> int:
-    """The plain sum (the second of the two sums) from the check sum `text` of whole tensors."""
+    """The plain sum (the second of the two sums) in a check sum of whole tensors."""
     return int(text[_DIGITS:], 16)
 
 
@@ -103,8 +104,8 @@ def _sum_or_none(torch: Any, tensor: Any) -> Any:
 
 
 def _sum_of_bits(torch: Any, tensor: Any) -> Any:
-    """The sum of the tensor's bits, as an int64 tensor. On a CPU it is summed in parts: torch first copies to a wider
-    type, which takes six times as long if that copy does not fit into the cache."""
+    """The sum of the tensor's bits, as an int64 tensor. On a CPU it is computed in parts, because torch first makes a
+    copy of a wider type, and this takes six times as long if the copy does not fit into the cache."""
     whole = as_integers(torch, tensor)
     if whole.device.type == "cpu" and whole.is_contiguous() and whole.numel() > _PART:
         whole = torch.stack([part.to(torch.int64).sum() for part in whole.view(-1).split(_PART)])
@@ -116,8 +117,8 @@ def _written(ordered: int, unordered: int) -> str:
 
 
 def _factor(place: int) -> int:
-    """An odd factor for each place, so that no bit of a tensor's sum is lost. Neighbours get very different factors
-    (Knuth's multiplicative hash)."""
+    """The factor of each place. It is odd, so that no bit of a tensor's sum is lost. Neighbours have very different
+    factors (Knuth's multiplicative hash)."""
     return (place * 0x9E3779B97F4A7C15 + 1) % MODULUS | 1
 
 
@@ -130,14 +131,15 @@ def _prefix(torch: Any, tensor: Any) -> str:
     if local(tensor) is tensor:
         return ""
     if torch.distributed.is_initialized() and tensor.device_mesh.size() < torch.distributed.get_world_size():
-        return MIXED  # it is not known whether the ranks outside of its mesh have copies of it
+        return MIXED  # the ranks outside the mesh of the tensor may have copies of it
     copied = [mesh_dim for mesh_dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
     place = tensor.device_mesh.get_coordinate()
     return COPY if place is not None and any(place[mesh_dim] for mesh_dim in copied) else SHARD
 
 
 def _place_of(tensor: Any) -> str:
-    """The place of a DTensor's part: its coordinates in the dimensions of the mesh that share the tensor out."""
+    """The place of a DTensor's part: its coordinates in those dimensions of the mesh over which the tensor is
+    divided."""
     if local(tensor) is tensor:
         return ""
     place = tensor.device_mesh.get_coordinate() or ()

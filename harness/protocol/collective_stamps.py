@@ -1,18 +1,18 @@
 """When each collective of a rank began and ended, in a small memory-mapped file. It can be read from outside at any
 time: while the rank hangs or is stopped, and after it has died.
 
-Both sides import this file; standard library only. One writer (the rank's agent), any number of readers, no locks. A
-rank's file is `RUN_DIR/agent/stamps/rank<R>-a<attempt>-p<pid>.stamps`:
+The agent and the harness import this module; standard library only. One writer (the rank's agent), any number of
+readers, no locks. The file of a rank is `RUN_DIR/agent/stamps/rank<R>-a<attempt>-p<pid>.stamps`:
 
     header   8 words: magic, version, rank, attempt, pid, slots, collectives begun so far, start ticks of the pid
     groups   GROUPS entries of 96 bytes, text: name, a blank, the global ranks as "0-3,6" ("?" if they don't fit)
     ring     SLOTS entries of 8 words: number, seq, group and op, bytes, begun, returned, ended, step
 
-Words are native signed 64 bits, each stored by one instruction. Times are nanoseconds of the node's CLOCK_MONOTONIC; 0:
-not yet. `number` counts the collectives of the rank from 1. It is set to 0 first and written last, so that a reader
-sees a whole entry or none. The ring holds the last SLOTS collectives. `group and op`: the lowest 8 bits are the
-index of the operation, the next 8 that of the group, the rest the thread if it is one in the background.
-"""
+Words are native signed 64-bit numbers, each stored by one instruction. Times are nanoseconds of the node's
+CLOCK_MONOTONIC; 0 means not yet. `number` counts the collectives of the rank from 1. In each entry it is set to 0 first
+and written last, so that a reader sees a complete entry or none. The ring holds the last SLOTS collectives. `group and
+op`: the lowest 8 bits are the index of the operation, the next 8 bits the index of the group. The rest is the number of
+the thread, if it is a background thread."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Stamp:
     ranks: tuple[int, ...] | None  # global ranks of the group; None: unknown
     bytes: int  # the larger of input and output on this rank
     step: int  # iterations completed in this attempt
-    start_mono_s: float  # when the rank called torch with it
+    start_mono_s: float  # when the rank called torch
     returned_mono_s: float | None  # when torch returned (an asynchronous collective is then in progress)
     end_mono_s: float | None  # when it was seen to be over (at most 0.1 s late); None: in progress
-    thread: int = 0  # the kernel's number of a thread in the background; 0: training itself
+    thread: int = 0  # the kernel's number of a background thread; 0: the thread of the training loop
 
     @property
     def open(self) -> bool:
@@ -88,8 +88,8 @@ class Stamps:
         return self._groups.get(name)
 
     def group(self, name: str, ranks: Iterable[int] | None = None) -> int:
-        """The code of a process group, made at the first call. If there are more than GROUPS groups, the rest share the
-        last code."""
+        """The code of a process group, which is assigned at the first call. If there are more than GROUPS groups, the
+        last ones share the last code."""
         code = self._groups.get(name)
         if code is None:
             code = self._groups[name] = min(len(self._groups), GROUPS - 1)
@@ -101,8 +101,8 @@ class Stamps:
         return code
 
     def begin(self, op: str, group: int, size: int, step: int, thread: int = 0) -> int:
-        """Records that a collective of `size` bytes begins; `thread` as in a Stamp. Returns its number, for `returned`
-        and `ended`."""
+        """Records that a collective of `size` bytes begins. `thread`: as in a Stamp. Returns the number of the
+        collective, for `returned` and `ended`."""
         number, words = next(self._numbers), self._words
         at = _place(number)
         words[at] = 0
@@ -133,8 +133,8 @@ class Stamps:
 
 
 def read_stamps(path: str | Path) -> list[Stamp]:
-    """The last collectives of one rank process, in the order in which they began. Raises ValueError if the file is no
-    file of stamps or not complete yet, OSError if it can't be read."""
+    """The last collectives of one rank process, in the order in which they began. Raises ValueError if the file is not
+    a file of stamps or not complete yet, OSError if it can't be read."""
     raw, again = Path(path).read_bytes(), Path(path).read_bytes()
     if not len(raw) == len(again) == SIZE:
         raise ValueError(f"{path}: a file of stamps has {SIZE} bytes")
@@ -191,7 +191,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 def ranks_in(text: str) -> tuple[int, ...]:
-    """The ranks of a text such as `0-3,6`. Raises ValueError if it is another text."""
+    """The ranks in a text such as `0-3,6`. Raises ValueError for any other text."""
     found: list[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")

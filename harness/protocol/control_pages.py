@@ -1,21 +1,19 @@
-"""Memory-mapped pages: the control page of a fault, which the harness shares with a rank, and the page on which the
-agent orders a stall of an NCCL call. Standard library only.
+"""Memory-mapped pages through which the harness, a rank and the C libraries exchange numbers. Standard library only.
 
-The control page: a file through which the harness and a rank exchange numbers about one fault, and the wait for such a
-number.
+`ControlPage` is the page of one fault, which the harness shares with a rank. `NvtxPage` is the page on which the agent
+orders a stall of an NCCL call; the C library injectors/native/nvtx/stall.c reads it.
 
-The C library injectors/native/nvtx/stall.c reads it.
-
-A file of 4096 bytes, `p<pid>.nvtx` in the folder that `ENV_NVTX` names; native signed 64-bit words:
+An NvtxPage is a file of 4096 bytes, `p<pid>.nvtx` in the folder that `ENV_NVTX` names. It has native signed 64-bit
+words:
 
     0 MAGIC  1 CALLS  2 ORDER  3 NTH  4 MIN_BYTES  5 MAX_BYTES  6 LEASE_NS  7 NUMBER  8 MATCHED  9 STALLED
     10 BEGUN_NS  11 ENDED_NS  12 LAST_BYTES; at byte 256 the call's name, at byte 512 the path of the control page
 
 The agent writes which call it selects (the name, NTH, MIN_BYTES and MAX_BYTES; -1: any size), LEASE_NS, NUMBER (the
-firing that the control page's GO takes back), and ORDER last. ORDER counts from 1; a new value makes the order valid.
-The library writes CALLS (NCCL calls seen), MATCHED (calls that match), STALLED (the last order carried out), BEGUN_NS
-and ENDED_NS of the stall (CLOCK_MONOTONIC, nanoseconds), and LAST_BYTES of that call (-1: NCCL before 2.26 does not
-say)."""
+number of the firing, which the word GO of the control page undoes), and ORDER last. ORDER counts from 1; a new value
+makes the order valid. The library writes CALLS (NCCL calls seen), MATCHED (calls that match), STALLED (the last order
+that was carried out), BEGUN_NS and ENDED_NS of the stall (CLOCK_MONOTONIC, nanoseconds), and LAST_BYTES, the size of
+that call (-1 if not known, because NCCL is older than 2.26)."""
 
 from __future__ import annotations
 
@@ -33,9 +31,9 @@ _SHORTEST_S, _LONGEST_S, _SHARE = 0.0002, 0.02, 0.02
 
 
 def wait_until(is_true: Callable[[], bool], end_s: float) -> bool:
-    """Waits until `is_true` or until `end_s` (CLOCK_MONOTONIC), and says whether it is true. The interpreter lock is
-    free meanwhile. The pauses between two looks grow with the wait, up to 20 ms: so the wait ends at most 2 % late, and
-    a rank that is held for seconds uses no processor that the observers of hangs could take for work."""
+    """Waits until `is_true()` or until `end_s` (CLOCK_MONOTONIC). Returns whether `is_true()`. The interpreter lock is
+    free during the wait. The pauses between two checks grow with the wait, up to 20 ms. So the wait ends at most 2 %
+    late, and a rank that is held for seconds uses so little CPU that the hang observers do not take it for work."""
     begun = time.monotonic()
     while not is_true():
         now = time.monotonic()
@@ -46,7 +44,7 @@ def wait_until(is_true: Callable[[], bool], end_s: float) -> bool:
 
 
 class State(IntEnum):
-    """The state of an order in the pacer."""
+    """The state of a fault in the pacer."""
 
     IDLE = 0
     HELD = 1
@@ -56,17 +54,17 @@ class State(IntEnum):
 
 
 class ControlPage:
-    """A small memory-mapped file per fault. It outlives the rank, and each word has one writer.
+    """A small memory-mapped file for each fault. It outlives the rank, and each word has one writer.
 
     The words are little-endian signed 64-bit numbers. The harness writes:
 
-    - ALLOWED: how often the order may fire in all
-    - GO: the number of the firing that may continue after a hold; for a fault that lasts: of the firing to undo
-    - ARMED_PID: the process that may fire; 0: any; CALLED_OFF: none
-    - BASE, BASE_ATTEMPT: global steps before that attempt's first step
+    - ALLOWED: how often the fault may fire in all
+    - GO: the number of the firing that may continue after a hold; for a fault that lasts, of the firing to undo
+    - ARMED_PID: the process in which the fault may fire; 0: any; CALLED_OFF: none
+    - BASE, BASE_ATTEMPT: an attempt, and the number of global steps before its first step
 
-    The rank writes FIRED (how often it has fired: a restarted rank reads it and does not fire again) and STATE. Raises
-    ValueError if an existing file is no control page."""
+    The rank writes FIRED (how often the fault has fired; a restarted rank reads this, so that the fault does not fire
+    again) and STATE. Raises ValueError if an existing file is not a control page."""
 
     MAGIC, ALLOWED, GO, ARMED_PID, BASE, BASE_ATTEMPT, FIRED, STATE = range(8)
     SIZE, CALLED_OFF = 64, -1
@@ -91,7 +89,8 @@ class ControlPage:
             self.write(self.MAGIC, self._MAGIC)
 
     def _look(self, path: str | Path) -> None:
-        """Checks the file, without blocking, before it is opened for writing. A damaged plan may name any file."""
+        """Checks the file, without blocking, before it is opened for writing, because a damaged plan may name any
+        file."""
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             head = file.read(self.SIZE + 1)
         if len(head) != self.SIZE or not head.startswith(self.MARK):
@@ -111,9 +110,10 @@ Self = TypeVar("Self", bound="NativePage")
 
 
 class NativePage:
-    """A file of `size` bytes, `p<pid>.<suffix>`, in the folder that the environment variable `env` names. It holds
-    signed 64-bit words in the byte order of the machine. The agent or the library makes the file, whichever comes
-    first, with the same contents. The library writes `magic` into word 0 when it is loaded."""
+    """A page that the agent shares with a C library: a file of `size` bytes, `p<pid>.<suffix>`, in the folder that the
+    environment variable `env` names. It has signed 64-bit words in the byte order of the machine. The agent and the
+    library make the file in the same way; the first that needs it makes it. The library writes `magic` into word 0 when
+    it is loaded."""
 
     env: ClassVar[str]
     suffix: ClassVar[str]
@@ -132,8 +132,8 @@ class NativePage:
 
     @classmethod
     def of_this_process(cls: type[Self]) -> Self:
-        """The page of this process. Raises KeyError if the environment variable is not set, because no fault of the
-        plan uses such a page."""
+        """The page of this process. Raises KeyError if the environment variable is not set, which means that no fault
+        of the plan uses such a page."""
         return cls(Path(os.environ[cls.env]) / f"p{os.getpid()}.{cls.suffix}")
 
     @property
@@ -163,7 +163,7 @@ class NcclCall:
 
 
 class NvtxPage(NativePage):
-    """The page that holds the order to stall an NCCL call."""
+    """The page on which the agent orders a stall of an NCCL call."""
 
     env, suffix, size, magic = ENV_NVTX, "nvtx", SIZE, _MAGIC
 
@@ -171,8 +171,8 @@ class NvtxPage(NativePage):
         return self._words[word]
 
     def order(self, call: NcclCall, control: str, number: int, lease_s: float) -> None:
-        """Stalls `call` until the control page at path `control` ends the firing `number`, or `lease_s` seconds are
-        over. Raises ValueError if a name or path is too long."""
+        """Stalls `call` until the control page at the path `control` ends the firing `number`, or until `lease_s`
+        seconds are over. Raises ValueError if a name or path is too long."""
         self._text(_NAME_AT, _NAME_SIZE, call.name)
         self._text(_CONTROL_AT, _CONTROL_SIZE, control)
         words = self._words
@@ -184,8 +184,8 @@ class NvtxPage(NativePage):
 
     @property
     def held_s(self) -> float | None:
-        """How many seconds the newest stall delayed an NCCL call. None: there was no stall yet, or it still delays the
-        call."""
+        """For how many seconds the newest stall delayed an NCCL call. None if there was no stall yet, or if it still
+        delays the call."""
         begun, ended = self.read(BEGUN_NS), self.read(ENDED_NS)
         return (ended - begun) / 1e9 if self.read(STALLED) == self.read(ORDER) and ended >= begun else None
 

@@ -1,11 +1,11 @@
-"""The page on which the agent writes orders for NCCL's connections. The C library injectors/native/net reads it.
-Standard library only.
+"""The page on which the agent writes orders (faults) for NCCL's connections. The C library injectors/native/net reads
+it. Standard library only.
 
-A file of 32768 bytes, `p<pid>.net` in the folder that `ENV_NCCL_NET` names; native signed 64-bit words:
+It is a file of 32768 bytes, `p<pid>.net` in the folder that `ENV_NCCL_NET` names, with native signed 64-bit words:
 
     0 MAGIC  1 VERSION  2 CONNECTIONS  3 SENT  4 RECEIVED
 
-The library writes MAGIC and VERSION (of NCCL's interface, 8 to 11) when NCCL loads it, and counts connections and
+The library writes MAGIC and VERSION (of NCCL's interface, 8 to 11) when NCCL loads it, and counts the connections and
 transfers of this process. From byte 512 on, there are 16 orders of 2048 bytes:
 
     0 ACTIVE  1 KIND  2 NUMBER  3 BEGUN_NS  4 UNTIL_NS  5 WAYS  6 CONNECTION  7 MIN_BYTES  8 MAX_BYTES  9 NTH
@@ -13,10 +13,10 @@ transfers of this process. From byte 512 on, there are 16 orders of 2048 bytes:
     at byte 256 the ranks of up to 96 peers, at byte 1024 the path of the fault's control page
 
 The agent writes words 1 to 12, the peers and the path, and ACTIVE last. An order holds until UNTIL_NS (CLOCK_MONOTONIC,
-as BEGUN_NS) or until the control page takes the firing NUMBER back. WAYS: 1 sent data, 2 received data, 3 both.
-CONNECTION and MAX_BYTES: -1 for any. PEERS: how many ranks follow; 0: all. The library writes the rest: MATCHED counts
-the transfers that peers, way, connection and size select, and HITS counts those that the order changed (transfers,
-refused connections, or answers about NICs)."""
+as BEGUN_NS) or until the control page ends the firing NUMBER. WAYS: 1 sent data, 2 received data, 3 both. CONNECTION
+and MAX_BYTES: -1 for any. PEERS: the number of ranks in the list of peers; 0: all. The library writes the rest: MATCHED
+counts the transfers that are selected by peers, way, connection and size. HITS counts those that the order changed
+(transfers, refused connections, or answers about NICs)."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ _WAYS = {"out": 1, "in": 2, "both": 3}
 
 
 class NetKind(IntEnum):
-    """The kinds of faults of a connection. `a` and `b` of `NetOrder` mean:
+    """The kinds of faults of a connection. The meaning of `a` and `b` of a `NetOrder`:
 
-    - STALL: nothing
+    - STALL: none
     - DELAY: a: nanoseconds
     - THROTTLE: a: bytes per second, of all connections together in each direction
     - FLAP: a, b: nanoseconds down and up
     - FAIL: a: the ncclResult_t that NCCL gets for the transfer
     - CORRUPT: a: the place of the byte in the transfer, in millionths of its size
     - REFUSE: a: the ncclResult_t of the attempt to connect; 0: the attempt never ends
-    - NICS: a: the largest number of NICs that NCCL sees; b: their speed in Mbit/s; 0: unchanged
-    """
+    - NICS: a: the largest number of NICs that NCCL sees; b: their speed in Mbit/s; 0: unchanged"""
 
     STALL = 1
     DELAY = 2
@@ -61,16 +60,16 @@ class NetKind(IntEnum):
 
     @property
     def hit_unit(self) -> str:
-        """The unit that its hits count, for messages."""
+        """What the hits of this kind count, for messages."""
         return {NetKind.REFUSE: "connections", NetKind.NICS: "answers about NICs"}.get(self, "transfers")
 
 
 @dataclass(frozen=True)
 class NetOrder:
-    """A fault of NCCL's connections of one rank, and what it selects. `peers`: the ranks at the other end (none: all).
-    `way`: data that this rank sends (`out`), receives (`in`), or `both`. `connection`: its number, counted from 0 for
-    each pair and direction in the order in which NCCL makes them (None: all). `min_bytes`, `max_bytes`: the sizes of
-    transfers. `nth`: from the nth selected transfer on."""
+    """A fault of NCCL's connections of one rank, and the transfers that it hits. `peers`: the ranks at the other end
+    (empty: all). `way`: data that this rank sends (`out`), receives (`in`), or `both`. `connection`: the number of the
+    connection, counted from 0 for each pair of ranks and direction in the order in which NCCL makes them (None: all).
+    `min_bytes`, `max_bytes`: the sizes of transfers. `nth`: only from the nth of these transfers on."""
 
     kind: NetKind
     a: int = 0
@@ -89,11 +88,11 @@ class NetPage(NativePage):
     env, suffix, size, magic = ENV_NCCL_NET, "net", SIZE, _MAGIC
 
     def read(self, word: int, slot: int | None = None) -> int:
-        """One word of the page; with `slot`, a word of the order in that slot."""
+        """One word of the page; with `slot`, of the order in that slot."""
         return self._words[word if slot is None else self._at(slot) + word]
 
     def order(self, order: NetOrder, control: str, number: int, lease_s: float) -> int:
-        """Writes an order. It holds until the control page at path `control` ends the firing `number`, or until
+        """Writes an order. It holds until the control page at the path `control` ends the firing `number`, or until
         `lease_s` seconds have passed. Returns the index of its slot. Raises ValueError if there are too many orders or
         peers, or if the path is too long."""
         slot = next((slot for slot in range(SLOTS) if not self.read(ACTIVE, slot)), None)

@@ -1,18 +1,18 @@
-"""The event of a usual step as a packed line: it is written in every step, and is a third as long as JSON.
+"""The event of a usual step as a packed line. It is written in every step, and is a third as long as JSON.
 
     #SOURCE RECORD            if SOURCE is rankR-aA-..., the name of the file of rank R in attempt A
     #SOURCE=R,A RECORD        otherwise
 
 The record is little-endian: flags, the phases (a bit for each), the numbers of losses, rates, samples and indices; the
-fixed part (_HEAD); which values are None (only if there are such); the microseconds in each phase, the losses, the
-learning rates, the digests of the samples (ROW bytes each), the indices (4 or 8 bytes each), and the CRC-32 of
-everything before it, including the text. So a damaged line is detected. With the flag SUMS, the sums of the samples
-and of the indices (sample_sums.py, 8 bytes each) stand in place of digests and indices.
+fixed part (_HEAD); a mask of the values that are None (only if there are such values); the microseconds in each phase,
+the losses, the learning rates, the digests of the samples (ROW bytes each), the indices (4 or 8 bytes each), and the
+CRC-32 of everything before it, including the text, by which a damaged line is detected. With the flag SUMS, the sums of
+the samples and of the indices (sample_sums.py, 8 bytes each) replace digests and indices.
 
-No byte of the line but its last is a newline: after each 240 bytes of the record the next part begins, and each part
-begins with a byte with which all its bytes were XORed so that none of them is a newline.
+The only newline of a line is its last byte. To achieve this, the record is divided into parts of 240 bytes. All bytes
+of a part are XORed with the same byte, chosen so that none of them is a newline, and the part begins with that byte.
 
-`wire.Event.from_line` reads it; a step that does not fit is written as JSON."""
+`wire.Event.from_line` reads the line. A step that does not fit into a packed line is written as JSON."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ SHAPE = struct.Struct("<BHBBHH")
 # Flags: the last two bits are `skipped` (2: None).
 SKIPPED, NONES, NO_SAMPLES, NO_INDICES, WIDE, SUMS = 3, 4, 8, 16, 32, 64
 _HEAD = "IddIii"  # seq, wall_s, mono_s, step, opt_step, sched_step
-NONE = -(1 << 31)  # for opt_step and sched_step
+NONE = -(1 << 31)  # stands for None in opt_step and sched_step
 CRC = 4
-PART = 240  # bytes; few enough that some byte with which they can be XORed leaves no newline
+PART = 240  # bytes; so few that there is always a byte to XOR them with that leaves no newline
 _BITS = 64
 _NO_NUMBER = float("nan")
 _NAMED = re.compile(r"rank(0|[1-9]\d*)-a(0|[1-9]\d*)-")
@@ -57,15 +57,15 @@ class Packer:
         self._fits = source.isprintable() and not set(source) & {" ", "="}
         self._crc = crc32(self._prefix)
         self._shapes: dict[tuple[Any, ...], tuple[Any, Sequence[str], int, bytes]] = {}  # see `_learn`
-        self._wide = 0  # WIDE once an index had no place in 4 bytes
+        self._wide = 0  # WIDE after an index did not fit into 4 bytes
 
     def line(
         self, seq: int, wall_s: float, mono_s: float, step: int, losses: Sequence[float | None],
         lr: Sequence[float | None], opt_step: int | None, sched_step: int | None, skipped: bool | None,
         samples: bytes | None, indices: Sequence[int] | None, phases: Mapping[Any, float], sums: Sums | None = None,
     ) -> bytes:  # fmt: skip
-        """The packed line, with `sums` in place of samples and indices if they are given. Raises struct.error,
-        ValueError or OverflowError if the values do not fit into one."""
+        """The packed line. If `sums` are given, they replace samples and indices. Raises struct.error, ValueError or
+        OverflowError if the values do not fit into a packed line."""
         nones: tuple[int, ...] = ()
         given = losses, lr
         if None in losses or None in lr:
@@ -100,7 +100,8 @@ class Packer:
         return self._prefix + _without_newlines(record) + b"\n"
 
     def _learn(self, shape: tuple[Any, ...]) -> tuple[Any, Sequence[str], int, bytes]:
-        """How to pack a record, its phases in order, its flags, and the rest of its shape as bytes."""
+        """The way to pack records of this shape: the function that packs them, their phases in order, their flags, and
+        the rest of the shape as bytes."""
         wide, losses, lr, samples, indices, nones, sums, *phases = shape
         rows = samples if samples < 0 else samples // ROW
         if sums is not None:
@@ -109,7 +110,7 @@ class Packer:
         places = sorted(map(PHASES.index, phases))
         as_bytes = SHAPE.pack(flags, sum(1 << at for at in places), losses, lr, max(rows, 0), max(indices, 0))
         layout = f"<B{SHAPE.size - 1}s{_layout(flags, len(places), losses, lr, rows, indices)}"
-        if len(self._shapes) >= _BITS:  # the batches of this job have all kinds of sizes
+        if len(self._shapes) >= _BITS:  # the batches of this job have many different sizes
             self._shapes.clear()
         learned = struct.Struct(layout).pack, [PHASES[at] for at in places], flags, as_bytes[1:]
         self._shapes[shape] = learned
@@ -169,7 +170,7 @@ def unpack(line: bytes) -> dict[str, Any]:
 
 
 def who(prefix: bytes) -> tuple[str, int, int]:
-    """Source, rank and attempt of the lines that begin with this text, up to their first space. Raises ValueError."""
+    """Source, rank and attempt of a packed line. `prefix`: the line up to its first space. Raises ValueError."""
     source, equals, numbers = prefix.removeprefix(MARK).decode().partition("=")
     if equals:
         rank, attempt = numbers.split(",")
@@ -218,6 +219,6 @@ def payload(
 
 
 def in_hex(samples: bytes) -> list[str]:
-    """The digest of each sample, as hexadecimal text."""
+    """The digest of each sample, in hexadecimal."""
     text = samples.hex()
     return [text[place : place + 2 * ROW] for place in range(0, len(text), 2 * ROW)]

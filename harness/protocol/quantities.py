@@ -1,4 +1,4 @@
-"""The types of parameters, in injectors and scenarios. Standard library only, because injectors are loaded in ranks."""
+"""The types of parameters in injectors and scenarios. Standard library only, because injectors are loaded in ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from a text such as `90s`, `1m30s` or `250ms`. Raises ValueError, also if the unit is missing."""
+    """The seconds in a text such as `90s`, `1m30s` or `250ms`. Raises ValueError for any other text, also if the unit
+    is missing."""
     text = str(value).strip()
     if text == "0" and not isinstance(value, bool):
         return 0.0
@@ -21,7 +22,7 @@ def parse_duration(value: object) -> float:
 
 
 class _DurationSchema:
-    """Lets pydantic read fields of type `Seconds`, without an import of pydantic here."""
+    """Lets pydantic read fields of the type `Seconds`. pydantic itself is not imported here."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -36,7 +37,7 @@ Seconds = Annotated[float, _DurationSchema()]
 
 
 class _Limits:
-    """The bounds of a number, with pydantic's names for them."""
+    """The bounds of a number, under the names that pydantic uses."""
 
     def __init__(self, **limits: float) -> None:
         self._limits = limits

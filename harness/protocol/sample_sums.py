@@ -1,8 +1,8 @@
-"""What is kept of a step's samples beyond the bound that a rank may write: how many there are, and the sum of their
-numbers. Standard library only.
+"""What is recorded of a step's samples when a rank has written as many bytes about samples as it may: how many samples
+there are, and the sum of their numbers. Standard library only.
 
-The number of a sample is its digest, or its index, mixed as in record/steps/execution.py (`in_any_order`), so that the
-sums of a run and of its twin can be compared even if only one of them is beyond the bound."""
+The number of a sample is its digest or its index, mixed as in record/steps/execution.py (`in_any_order`). So a run and
+its twin can be compared even if only one of them has sums."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from .packed_lines import ROW
 
 _MASK = (1 << 64) - 1
-_LANE = 16  # bytes: a product of two numbers of 64 bits fits
+_LANE = 16  # bytes, enough for a product of two 64-bit numbers
 _ALL = (1 << 8 * _LANE) - 1
 
 
 class Sums(NamedTuple):
-    """The samples of a rank in a step. The sums are modulo 2**64, so those of several ranks can be added."""
+    """The samples of a rank in a step. The sums are modulo 2**64, so the sums of several ranks can be added."""
 
     in_samples: int
     samples: int  # the sum over the digests
@@ -28,7 +28,7 @@ class Sums(NamedTuple):
 
 
 def sums_of(samples: bytes, indices: Sequence[int] | None) -> Sums:
-    """`samples`: ROW bytes for each digest."""
+    """The sums for these samples. `samples`: the digests, ROW bytes each. `indices`: None if not known."""
     return Sums(len(samples) // ROW, _sum_of_digests(samples), len(indices or ()), mixed_sum(indices or ()))
 
 
@@ -46,8 +46,8 @@ def _sum_of_digests(samples: bytes) -> int:
 
 
 class _Lanes(NamedTuple):
-    """A number of lanes in one large integer. Each has a number of 64 bits, and as many bits for its products, so that
-    one operation of Python does the same with all numbers."""
+    """Constants for `count` lanes in one large integer. Each lane has a 64-bit number, and as many bits for its
+    products, so that one operation of Python computes with all numbers at once."""
 
     layout: Struct
     gamma: int
@@ -66,12 +66,12 @@ def _mixed_sum(lanes: bytes | bytearray) -> int:
     x = ((x ^ x >> 30) & mask) * 0xBF58476D1CE4E5B9 & mask
     x = ((x ^ x >> 27) & mask) * 0x94D049BB133111EB & mask
     x = (x ^ x >> 31) & mask
-    return x % _ALL & _MASK  # the sum of the lanes: 2**128 is 1 modulo _ALL
+    return x % _ALL & _MASK  # the sum of the lanes, because 2**128 is 1 modulo _ALL
 
 
 OF_A_RUN = 768 << 20  # bytes that a run may write about samples, divided among the ranks
 
 
 def of_each(ranks: int) -> int:
-    """What each of so many ranks may write about samples, in bytes."""
+    """How many bytes each rank may write about samples. `ranks`: the number of ranks."""
     return OF_A_RUN // max(1, ranks)

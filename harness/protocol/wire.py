@@ -1,5 +1,5 @@
-"""The names of environment variables, and the events that the agent and the harness exchange. Standard library only,
-because the agent may run in a Python without torchaos."""
+"""The names of environment variables, and the events that the agent and the harness write and read. Standard library
+only, because the agent may run in a Python without torchaos."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ VERSION = 1
 # These are the only variables of torchaos in the job's environment.
 ENV_PLAN = "TORCHAOS_PLAN"  # path of the agent's plan; without it the agent does not start
 ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphans can be found
-ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions and torchruns used up
-ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several
+ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # the number of attempts of earlier submissions and torchruns
+ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several nodes
 ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, if the job is several torchruns side by side
 ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/startup.py
 ENV_STORE = "TORCHAOS_STORE"  # the folder whose files are the objects of the job's S3 store
-ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inherit it and stay unarmed
+ENV_ARMED = "TORCHAOS_ARMED"  # pid of the process with the agent; children inherit it, so that they start none
 
 
 class Phase(str, Enum):
-    """The part of a step that a rank's host code is in. The GPU may be in another part."""
+    """The part of a step in which a rank's host code is. The GPU may be in another part."""
 
-    __hash__ = str.__hash__  # Enum's own is a Python function, and phases are looked up many times in a step
+    __hash__ = str.__hash__  # the hash of Enum is a slow Python function, and each step looks up phases many times
 
     START = "start"
     DATA = "data"
@@ -109,17 +109,17 @@ class Kind(str, Enum):
 _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
 _GPU = {"node": "Whole", "ranks": "list[Whole]"}
-# frozen: other parameters; moments: what optimizers keep, as in `0.weight/exp_avg`; unsaved: buffers that are in no
-# state_dict; rng: a digest of each random number generator (saved_check_sums.py); same: the keys that are left out
-# because their values are those of this rank's last event of these two kinds in the same attempt
+# frozen: parameters that are not trained; moments: the state of optimizers, as in `0.weight/exp_avg`; unsaved: buffers
+# that are in no state_dict; rng: a digest of each random number generator (saved_check_sums.py); same: keys that are
+# left out because this rank's last event of the kinds KEPT and BEGUN in the same attempt has the same values
 _STATE = {
     "frozen?": "dict[str, KindAndSum]", "buffers?": "dict[str, KindAndSum]", "moments?": "dict[str, KindAndSum]",
     "unsaved?": "list[str]", "rng?": "dict[str, str]", "same?": "list[str]",
 }  # fmt: skip
 _RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | None", "world_size": "Whole | None"}
 
-# The keys of each kind of event, and the types of their values, which `record/events/journal.py` explains (`Whole`: an
-# integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload that lacks another key.
+# The keys of each kind of event, and the types of their values, explained in `record/events/journal.py` (`Whole`: a
+# 64-bit integer). A key with a question mark may be missing. Writers refuse a payload that lacks another key.
 # Readers refuse values of other types, and accept further keys. Times are in seconds, sizes in bytes.
 PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.STAGE: {"stage": "str"},  # the harness begins this stage of the run
@@ -127,7 +127,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # interrupted: by a person or program outside of torchaos; enough: the scenario ended the run on purpose
     Kind.STOPPED: {"reason": "str", "interrupted?": "bool", "enough?": "bool"},
     Kind.PROBED: {"probe": "str", "holds": "bool"},  # the answer of a condition's probe; + reason
-    Kind.JOB_STARTED: {"submission": "Whole", "pid": "Whole"},  # the command was started, by its own pid
+    Kind.JOB_STARTED: {"submission": "Whole", "pid": "Whole"},  # the command was started; pid: of the command
     # exit_code: negative: signal; None: unknown
     Kind.JOB_EXITED: {"submission": "Whole", "pid": "Whole", "exit_code": "Whole | None"},
     # On several nodes: each node's command. The job exits with the last of them.
@@ -143,7 +143,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.ELASTIC_FAILURE: {"exit_code": "Whole | None", "local_rank": "Whole | None", "pid": "Whole"},
     # torchelastic ends a worker with this signal
     Kind.ELASTIC_TEARDOWN: {"pid": "Whole", "signal": "str", "local_rank?": "Whole | None"},
-    Kind.ELASTIC_RENDEZVOUS: {"done": "bool"},  # begun, or done
+    Kind.ELASTIC_RENDEZVOUS: {"done": "bool"},  # a rendezvous has begun, or is done
     Kind.ELASTIC_RESTART: {"attempts_left": "Whole | None"},  # torchelastic starts the workers again
     # a torchrun begins, or has ended successfully; the event's attempt is its first attempt
     Kind.TORCHRUN: {"pid": "Whole", "start_ticks": "Whole | None", "ended": "bool"},
@@ -170,19 +170,19 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
         "skipped": "bool | None", "dropped?": "Whole", "sums?": "Sums",
     },
     Kind.LOSS: {"losses": _FLOATS},  # late values (asynchronous copies) for the step of this event
-    # When training begins, the optimizer's own counter is so many steps ahead; its state was not restored.
+    # When training begins, the optimizer's own counter is ahead by this many steps, and its state was not restored.
     Kind.AHEAD: {"steps": "Whole"},
-    # format: torch, dcp, safetensors; child: the pid of a process that the rank has forked, and that saves
+    # format: torch, dcp, safetensors; child: the pid of a forked process of the rank, if that process saves
     Kind.SAVE_BEGIN: {"path": "str", "format": "str", "child?": "Whole"},
     # blocked_s: seconds that training waited
     Kind.SAVE_END: {"path": "str", "format": "str", "ok": "bool", "blocked_s": "float", "child?": "Whole"},
-    Kind.WRITER_ENDED: {"child": "Whole"},  # a forked process that saved ends with exit code 0
+    Kind.WRITER_ENDED: {"child": "Whole"},  # a forked process that saved is about to end with exit code 0
     # When a save begins: type and shape of each parameter that torch optimizers train, and its check sum on this rank
     # (check_sums.py), by name; _STATE: the rest of the state
     Kind.KEPT: {"parameters": "dict[str, KindAndSum]", **_STATE},
-    # The same in the first step of a process, and in the first step after each load or save of this rank, before the
-    # step. at: the phase when it was read (forward, or backward); inputs: the tensors that the model gets in the
-    # forward; drawn: the generators that the forward drew from
+    # The same, before the first step of a process, and before the first step after each load or save of this rank. at:
+    # the phase in which it was read (forward, or backward); inputs: the tensors that the model gets in the forward;
+    # drawn: the generators from which the forward drew
     Kind.BEGUN: {"parameters?": "dict[str, KindAndSum]", **_STATE, "at": "str",
                  "inputs?": "dict[str, KindAndSum]", "drawn?": "list[str]"},
     Kind.RENAMED: {"path": "str", "to": "str"},  # a path that this rank saved, or a folder above it, is renamed
@@ -192,21 +192,21 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # missing: the job looked for a file that does not exist
     Kind.LOAD_END: {"path": "str", "format": "str", "ok": "bool", "numbers": "dict", "blocked_s?": "float",
                     "missing?": "bool"},
-    Kind.ARMED: {"fault": "str", "targets": "list[Whole]"},  # the agents have the order; targets: ranks
+    Kind.ARMED: {"fault": "str", "targets": "list[Whole]"},  # the agents may fire the fault; targets: ranks
     Kind.HELD: {**_HIT, "pid?": "Whole | None"},  # the pacer waits at the Moment
     Kind.APPLYING: {**_HIT, "pid": "Whole | None"},  # this process is about to apply the fault
     Kind.APPLIED: {"fault": "str"},  # the fault was applied
-    # the fault was taken back; verified false: that failed, or could not be checked
+    # the fault was undone; verified false: the undo failed, or could not be checked
     Kind.ROLLED_BACK: {"fault": "str", "verified": "bool", "reason?": "str | None"},
     # the fault did not land; ended_before: the run ended first
     Kind.MISSED: {"fault": "str", "reason": "str"},
-    Kind.EFFECT: {"fault": "str", "effect": "str"},  # an injector's observation; + node: where it was felt
+    Kind.EFFECT: {"fault": "str", "effect": "str"},  # an observation of an injector; + node: where it was made
     # Counters of the kernel for the job's own connections since the fault was applied, and round trips in ms.
     # measured: what a probe connection measured, by name
     Kind.NETWORK: {"fault": "str", "counts": "dict[str, float]", "measured?": "dict[str, float]"},
     # the container engine's report about a node's container
     Kind.CONTAINER: {"fault": "str", "node": "Whole", "action": "str"},
-    # the handles are on disk; record: of the undo log
+    # the handles of an undo are on disk; record: its name in the undo log
     Kind.GUARDED: {"record": "str", "handles": "list[str]", "why?": "str | None"},
     # the reaper has undone a handle
     Kind.HEALED: {"record": "str", "handle": "dict", "verified": "bool", "fault?": "str", "reason?": "str | None"},
@@ -215,9 +215,9 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.GPU: {**_GPU, "gpu": "Whole", "values": "dict[str, float]", "pids": "list[Whole]"},
     # an Xid, or why the GPU no longer answers; gpu None: the driver did not say which
     Kind.GPU_EVENT: {**_GPU, "gpu": "Whole | None", "event": "str", "xid?": "Whole"},
-    # An observer outside the job now has this opinion: blind, learning, active, suspects, hangs. quiet_s: how long it
-    # has seen no activity; bound_s: from which such time on it says that the job hangs; detail: what it saw, or why it
-    # is blind; ranks: those that it names
+    # An observer outside the job has changed its opinion to: blind, learning, active, suspects, or hangs. quiet_s: for
+    # how long it has seen no activity; bound_s: the quiet_s at which it reports a hang; detail: what it saw, or why it
+    # is blind; ranks: the ranks that it names
     Kind.HANG_OPINION: {"observer": "str", "opinion": "str", "quiet_s": "float", "bound_s": "float", "detail": "str",
                         "ranks?": "list[Whole]"},
     # Reported by observers outside the job. ranks: the culprits, if known; since_s: seconds of CLOCK_MONOTONIC
@@ -226,9 +226,9 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.HANG_DECLARED: {
         "observers": "list[str]", "ranks": "list[Whole]", "since_s": "float", "opinions?": "list[dict]",
     },
-    # The run is about to end a job that did not end by itself. ranks: for each live rank, its number (rank), whether
-    # it waits, what it does (verb) and where, in words, the part of a core that it wants (cores), and its stack;
-    # + the result of the diagnosis
+    # The run is about to end a job that did not end by itself. ranks: for each live rank its number (rank), whether it
+    # waits (waits), what it does (verb) and where (where), in words, the part of a core that it wants (cores), and its
+    # stack (stack); + the result of the diagnosis
     Kind.HANG_AT_END: {"ranks": "list[dict]", "culprits": "list[Whole]", "problems": "list[str]"},
 }  # fmt: skip
 
@@ -304,8 +304,8 @@ class EventFile:
         sched_step: int | None, skipped: bool | None, samples: bytes | None, indices: Sequence[int] | None,
         phases: Mapping[Phase, float], sums: Sums | None = None,
     ) -> None:  # fmt: skip
-        """Writes the event of a usual step. `samples`: packed.ROW bytes for each sample. `sums`: in place of
-        samples and indices."""
+        """Writes the event of a usual step. `samples`: packed_lines.ROW bytes for each sample. `sums`: given in place
+        of samples and indices."""
         assert self._packer is not None
         seq, wall_s, mono_s = next(self._seq), time.time(), time.monotonic()
         try:
@@ -322,21 +322,21 @@ class EventFile:
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    """The rank's number in the whole job. The torchrun of each replica counts its ranks from 0, so the ranks of earlier
-    replicas are added, as torchft does (`_global_rank` in its manager.py). Raises KeyError or ValueError."""
+    """The number of the rank in the whole job. The torchrun of each replica counts its ranks from 0, so the ranks of
+    the earlier replicas are added, as in torchft (`_global_rank` in its manager.py). Raises KeyError or ValueError."""
     return int(environ.get(ENV_REPLICA, "0")) * int(environ.get("WORLD_SIZE", "0")) + int(environ["RANK"])
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
-    """The attempt that a rank belongs to. If the job has several nodes, it is the round of the rendezvous, because each
-    torchelastic agent counts only its own restarts. Raises ValueError if a variable is not a number."""
+    """The attempt to which a rank belongs. If the job has several nodes, this is the round of the rendezvous, because
+    each torchelastic agent counts only its own restarts. Raises ValueError if a variable is not a number."""
     base = int(environ.get(ENV_ATTEMPT_BASE, "0"))
     return base + int(environ.get(ENV_ROUND) or environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot (proc(5), field 22). Together with the pid it identifies a
-    process, also when the pid is used again. None if there is no such process."""
+    """The start time of a process in clock ticks since boot (proc(5), field 22). Together with the pid it identifies
+    the process, because the pid may be used again. None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

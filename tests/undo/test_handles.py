@@ -194,7 +194,7 @@ def test_a_zombie_is_gone(spawn: Any, state_of: Any) -> None:
         assert handle.is_undone()
 
 
-def test_process_spares_the_healer_itself() -> None:
+def test_process_spares_the_executor_itself() -> None:
     """No handle ends the process that undoes or one of its ancestors."""
     handle = Process.of(os.getpid(), "end")
     with pytest.raises(ValueError, match="the process that does the undo"):
@@ -252,7 +252,7 @@ def test_job_processes_takes_the_whole_job(python: Any, spawn: Any, state_of: An
     assert state_of(other.pid) in "SR"
 
 
-def test_job_processes_spares_healer_and_ancestors(python: Any) -> None:
+def test_job_processes_spares_executor_and_ancestors(python: Any) -> None:
     """An executor that carries the mark itself survives, and so do its ancestors."""
     code = (
         "import os\nfrom torchaos.harness.rollback.handles import JobProcesses\n"

@@ -99,7 +99,9 @@ def test_all_go_at_once(in_: Callable[..., Containers]) -> None:
     assert slow.there == {}
 
 
-def test_it_ends_before_the_healer_gives_it_up(in_: Callable[..., Containers], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_before_the_executor_gives_it_up(
+    in_: Callable[..., Containers], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever is left behind works beside the next handles: no request outlasts the end by more than a second."""
     assert container_handles._END_S + 2 < undo_executor.BOUND_S
     monkeypatch.setattr(container_handles, "_END_S", 2.0)

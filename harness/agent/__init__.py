@@ -1,18 +1,17 @@
 """The agent: the code of torchaos that runs inside each rank of the job.
 
-It reads its plan (`AgentPlan`: hooks and orders) and one control page per fault. It writes events to one file per rank,
-applies faults at their Moments, and holds a rank while the harness applies a fault from outside. It imports only the
-standard library, the job's torch and `protocol`, because the job's Python may not have torchaos.
+It reads its plan (`AgentPlan`: the hooks and the faults of this rank) and one control page for each fault. It writes
+events to a file, applies faults at their Moments, and holds the rank while the harness applies a fault from outside. It
+imports only the standard library, the job's torch and `protocol`, because the job's Python may not have torchaos.
 
 Inside a job this folder and `protocol` are loaded by path as `_torchaos.agent` and `_torchaos.protocol` (see
 bootstrap/sitecustomize.py), so their modules import each other relatively. The harness imports the same files as
-`torchaos.harness.agent` and `torchaos.harness.protocol`.
-"""
+`torchaos.harness.agent` and `torchaos.harness.protocol`."""
 
 
 def start() -> None:
-    """Starts the agent if this process is a rank of a torchaos job. In a torchrun process, it counts the attempts
-    instead; if the job has several nodes, it records the rounds of the rendezvous. Raises the errors of its imports."""
+    """Starts the agent if this process is a rank of a torchaos job. In a torchrun process, counts the attempts (a job
+    on one node) or records the rounds of the rendezvous (on several nodes). Raises the errors of its imports."""
     import os
 
     if "RANK" in os.environ:

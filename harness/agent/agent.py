@@ -36,9 +36,9 @@ _HOOK_OF_PHASE = {
 
 
 class Agent:
-    """The agent of one rank process. Every hook first checks `on`, which is False in forked children and after the
-    agent has switched itself off. From a forked child the agent reports only saves of checkpoints, in the event file of
-    the rank: see `sees_saves`."""
+    """The agent of one rank. Every hook first checks `on`, which is False in forked children and after the agent has
+    switched itself off. A forked child still reports its saves of checkpoints, in the event file of the rank: see
+    `sees_saves`."""
 
     def __init__(self, plan: AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True
@@ -49,17 +49,17 @@ class Agent:
         self.steps_over = 0  # iterations completed in this attempt
         self.loads = 0  # checkpoint files that were loaded
         self.saves = 0  # checkpoint files whose save began
-        self.put_back = 0  # states that were put into a module or an optimizer
+        self.put_back = 0  # calls of load_state_dict for what the job trains
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = Lasting()
         self.look_for_saves: Callable[[], Any] | None = None  # called when a backward, step or rename begins
         # Called in each phase that may be the first of a step, while the state with which a step begins is wanted.
         self.state_begins: Callable[..., Any] | None = None
-        # Called when a batch is fetched, and when a forward, backward, save or load begins, while a step waits for its
-        # end that no optimizer of torch's shows.
+        # Looks whether the job has changed its parameters. Set only in a job without an optimizer of torch's, after a
+        # backward. Called when a batch is fetched, and when a forward, backward, save or load begins.
         self.changed: Callable[[], None] | None = None
-        self.reached: Callable[[], list[Any]] = list  # the parameters that the losses of such a job reach
+        self.reached: Callable[[], list[Any]] = list  # in such a job: the parameters that its losses depend on
         self.orders = Orders(self)
         self.epochs = Epochs(self)
         self.hooks = self._wanted()
@@ -72,7 +72,7 @@ class Agent:
         return [alive for ref in list(self.made.values()) if (alive := ref()) is not None]
 
     def _wanted(self) -> tuple[str, ...]:
-        """The hooks that the plan names, and the hooks that the orders of this rank need."""
+        """The hooks that the plan names, and the hooks that the faults of this rank need."""
         wanted = {"steps", *self.plan.hooks}
         for order in self.orders.mine:
             if order.when.step is not None:
@@ -119,6 +119,7 @@ class Agent:
 
     @property
     def sees_saves(self) -> bool:
+        """Whether this process reports its saves: the rank does, and a child that it forked."""
         return (self.on or self.child is not None) and "checkpoints" in self.live
 
     def is_forked_child(self) -> None:
@@ -129,8 +130,8 @@ class Agent:
         self.unseen.discard(hook)
 
     def enter(self, phase: wire.Phase, call: Call | None = None) -> None:
-        """Must be called when a phase begins in this rank. An order may fire here; an exception that its fault raises
-        goes to the job."""
+        """Must be called when a phase begins in this rank. A fault may fire here; the exceptions that it raises go to
+        the job."""
         if self.changed is not None and phase is wire.Phase.DATA:
             self.changed()
         self.phases.enter(phase)
@@ -140,7 +141,7 @@ class Agent:
             self.lasting.enter(call)
 
     def starts(self) -> None:
-        """Must be called when the process has imported torch and not used it yet. An order may fire here, as in
+        """Must be called when the process has imported torch and not used it yet. A fault may fire here, as in
         `enter`."""
         if self.orders.current:
             self.orders.enter(wire.Phase.START)

@@ -32,8 +32,8 @@ class Helper:
         done.wait(timeout_s)
 
     def lend_a_hand(self, until: Callable[[], bool]) -> None:
-        """Does queued work in the calling thread until `until()` is true or the queue is empty. If all processors are
-        busy, waiting for the helper thread could take longer than the work itself."""
+        """Does queued work in the calling thread, until `until()` is true or the queue is empty. If all processors are
+        busy, this is quicker than to wait for the helper thread."""
         while not until():
             try:
                 work = self._queue.get_nowait()

@@ -1,11 +1,11 @@
-"""The batches that the training loop receives from its data loaders, with their dataset indices, or from a
+"""The batches that the training loop receives, with their dataset indices: from its data loaders, or from a
 `queue.Queue` that a thread of the job fills.
 
-A batch that is received is not always trained on: workers draw ahead, Accelerate fetches one batch ahead and draws
-batches again to skip them, and evaluation has loaders too. So a batch counts only if it went through a wrapped model
-in training. Without a wrapper, it counts if it is among the newest batches that the loop has at a backward. A batch
-that a thread of the job has fetched counts only when the loop has taken it from the thread, or when the model gets it.
-"""
+Not every batch that is received is trained on: workers draw ahead, Accelerate fetches one batch ahead and draws batches
+again to skip them, and evaluation has loaders too. So a batch counts only if it went through a wrapped model in
+training. Without a wrapped model, it counts if it is among the newest batches that the loop has when a backward begins.
+A batch that a thread of the job has fetched counts when the loop has taken it from the thread, or when the model gets
+it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from .batch_ring import Ring, Trained
 
 
 class Handover:
+    """Sees which batches the loop takes from a thread of the job. Such a thread passes them by a `queue.Queue`."""
+
     def __init__(self, agent: Agent, ring: Ring) -> None:
         self._agent, self._ring = agent, ring
         self._taken = agent.careful("samples")(self._take)
 
     def patch(self) -> None:
-        """Patches queue.Queue now, before such a thread exists, because the loop may already be waiting for its first
-        batch."""
+        """Patches queue.Queue. This must be done before such a thread exists, because the loop may already be waiting
+        for its first batch then."""
         kind: Any = queue.Queue
         agent, ring, taken, original = self._agent, self._ring, self._taken, kind.get
 
@@ -156,7 +158,7 @@ class LoaderHook:
 
 def _indices(drawn: Any, dataset: Any) -> tuple[int, ...] | None:
     """The dataset's indices, if the sampler draws numbers. None otherwise (an IterableDataset draws None). Positions in
-    a Subset become indices of the whole dataset: after a resume, the Subset may begin with another sample."""
+    a Subset become indices of the whole dataset, because after a resume the Subset may begin with another sample."""
     try:
         indices = tuple(map(int, drawn if isinstance(drawn, (list, tuple)) else (drawn,)))
         while isinstance(dataset, sys.modules["torch.utils.data"].Subset):

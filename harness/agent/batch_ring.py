@@ -1,8 +1,7 @@
-"""The last batches that were fetched, and which of them the job has trained on: those whose tensors went through the
-model before a backward.
+"""The last batches that were fetched, and which of them the job has trained on.
 
-Sees the inputs of models that are wrapped by DDP, FSDP or FSDP2, during training. The samples in these inputs are the
-samples that were trained on."""
+A batch was trained on if its tensors were the inputs of a wrapped model (DDP, FSDP or FSDP2) in training, before a
+backward. In a job without a wrapped model, the newest batches that the loop has at a backward count."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from .agent import Agent
 from .sample_digests import Batch, Known, View
 
 _RING = 256
-UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread without being observed
+UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread, unseen by the agent
 
 
 class Ring:
@@ -28,7 +27,7 @@ class Ring:
     def __init__(self) -> None:
         self._received: deque[Batch] = deque()
         self._fetched: deque[Batch] = deque(maxlen=_RING)  # fetched by a thread; the loop has not got them yet
-        self._handed_over = False  # it was seen that the loop takes batches from the thread
+        self._handed_over = False  # the agent has seen the loop take a batch from the thread
         self._fresh: dict[Batch, None] = {}  # not trained on yet, oldest first
         self._ahead = self._count = 0
         self._last: Batch | None = None  # the batch that was trained on last
@@ -72,8 +71,8 @@ class Ring:
             self._take(batch)
 
     def owner(self, tensors: Iterable[Any]) -> Batch | None:
-        """The batch that was received with these tensor objects, unchanged, and not trained on yet. None if that can't
-        be decided; then `match` compares contents, which takes longer."""
+        """The batch that was received with exactly these tensor objects, unchanged since then, and that was not trained
+        on yet. None if that can't be decided; then `match` compares contents, which takes longer."""
         owners = set()
         for tensor in tensors:
             known, batch = self._tensors.get(id(tensor), (None, None))
@@ -86,8 +85,9 @@ class Ring:
         return batch if batch in self._fresh else None
 
     def match(self, views: Sequence[View]) -> Batch | None:
-        """The batch that has the most of these tensors; of several such batches, the oldest that has not been trained
-        on. None if no batch has any of the tensors, or if different batches have the same tensor (a mask)."""
+        """The batch that has the most of these tensors, by their contents; of several such batches, the oldest that has
+        not been trained on. None if no batch has any of the tensors, or if several batches with different tensors fit
+        equally well."""
         fetched = list(self._fetched)
         batch = _of_all(views, [*self._fresh, *fetched]) or _of_some(views, [*self._received, *fetched])
         if batch in fetched:
@@ -100,7 +100,7 @@ class Ring:
 
     def newest(self, count: int) -> list[Batch]:
         """The newest `count` batches that the loop has and has not trained on. If there are none: the batch that was
-        trained on last. UNSEEN if a thread holds batches and the batches that the loop takes can't be observed."""
+        trained on last. UNSEEN if there are none, and a thread holds batches that the agent can't see the loop take."""
         in_hand = list(self._received)[: len(self._received) - self._ahead]
         fresh: list[Batch] = []
         for batch in reversed(in_hand):
@@ -118,7 +118,7 @@ class Ring:
 
     @property
     def is_blind(self) -> bool:
-        """Whether a thread holds batches, and the loop was never observed to take a batch from it."""
+        """Whether a thread holds batches, and the agent has never seen the loop take one from it."""
         return bool(self._fetched) and not self._handed_over
 
     @property
@@ -158,6 +158,8 @@ def _alike(batches: Sequence[Batch]) -> Batch | None:
 
 
 class Trained:
+    """Collects the batches on which the current segment trains; `take` returns them at its end."""
+
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._through_model = False  # a wrapped model has been seen in training

@@ -1,16 +1,13 @@
-"""Saves and loads of files by torch, safetensors and Lightning, also by processes that the rank forks; the renames of
-saved files; and the numbers in a loaded checkpoint that show how far training was.
+"""Saves and loads of checkpoint files by torch, safetensors and Lightning, also in processes that the rank forks. For
+torch.distributed.checkpoint see dcp_hooks.py.
 
-Reports renames and removals of saved checkpoints. Many jobs write `ckpt-4.tmp` and rename the file when it is
-complete; many keep only the newest, and remove the others.
+Renames and removals of saved files are reported too, after they have succeeded: many jobs write `ckpt-4.tmp` and rename
+it when it is complete, and many keep only the newest checkpoint. So os.rename and os.replace (also called by
+Path.rename and Path.replace), os.remove, os.unlink, shutil.move (which copies the file if the target is on another file
+system) and shutil.rmtree are wrapped.
 
-Wraps os.rename and os.replace, which Path.rename and Path.replace also use, and shutil.move, which copies the file to
-another file system; os.remove, os.unlink and shutil.rmtree. Each is reported after it has succeeded.
-
-Numbers in a loaded checkpoint that show how far training was. They are witnesses of the step at which a resumed job
-starts.
-
-For torch.distributed.checkpoint see dcp_hooks.py."""
+The event of a load tells the numbers in the checkpoint that show how far training was. From these, the harness finds
+the step at which a resumed job starts."""
 
 from __future__ import annotations
 
@@ -44,9 +41,9 @@ class Children:
         return {} if self._agent.child is None else {"child": self._agent.child}
 
     def saves(self) -> None:
-        """Must be called when a save begins. At the first save in a child, os._exit is wrapped, so that the end of the
-        child is reported too: then its saves are complete. Children that Python forks, also those of multiprocessing,
-        end with os._exit."""
+        """Must be called when a save begins. At the first save in a child, wraps os._exit, so that the end of the child
+        is reported: then its saves are complete. Children that Python forks, also those of multiprocessing, end with
+        os._exit."""
         child, leave = self._agent.child, os._exit
         if child is None or child == self._watched:
             return
@@ -67,6 +64,8 @@ _MOST = 256  # saves that are remembered
 
 
 class Renames:
+    """Reports that saved checkpoints are renamed, and that saved or loaded checkpoints are removed."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent, self._saved, self._loaded = agent, dict[str, None](), dict[str, None]()
         self._root, self._others = agent.plan.checkpoints, 0
@@ -128,9 +127,9 @@ class Renames:
         return remove
 
     def _goes(self, path: Any, *_: Any, dir_fd: int | None = None, **_options: Any) -> str | None:
-        """The path that is removed, if it has a file that was saved or loaded, or is in the folder of the checkpoints:
-        an earlier attempt may have saved it. None if the file stays under another name: a link goes, or one of several
-        names of the file."""
+        """The path that is removed, if the removal is to be reported: it is or contains a file that was saved or
+        loaded, or it is in the folder of the checkpoints, where an earlier attempt may have saved it. None if the file
+        stays under another name: a link is removed, or one of several names of the file."""
         if dir_fd is not None:
             return None
         try:
@@ -223,8 +222,8 @@ Digested = Callable[[Callable[..., Any], str, "tuple[Any, ...]", "dict[str, Any]
 
 
 class Transfers:
-    """Emits an event when a save or load begins, and another when it ends. A call inside another save or load gets no
-    events."""
+    """Emits an event when a save or load (a transfer) begins, and another when it ends. A call inside another save or
+    load gets no events."""
 
     def __init__(self, agent: Agent, digesting: Digesting, kept: StateSums) -> None:
         self._agent, self.digesting, self._kept = agent, digesting, kept
@@ -264,8 +263,8 @@ class Transfers:
         return save
 
     def file_loader(self, original: Callable[..., Any], name: str, format: str) -> Callable[..., Any]:
-        """Wraps a function that reads a checkpoint file and returns its contents: each call is recorded as a load. The
-        file is the first argument, or the keyword `name`."""
+        """Wraps a function that reads a checkpoint file and returns its contents, so that its calls are reported as
+        loads. The file is the first argument, or the keyword `name`."""
 
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
@@ -290,14 +289,14 @@ class Transfers:
         return any(path == other or path.startswith(other + os.sep) for other in self.open)
 
     def written(self) -> None:
-        """Must be called when a save has written everything but has not yet returned to the job. An order may fire
+        """Must be called when a save has written everything but has not yet returned to the job. A fault may fire
         here."""
         if self._agent.on and self._agent.orders.expects(Phase.CHECKPOINT_WRITTEN):
             self.digesting.settle()  # the manifest reads the file before a fault can damage it
             self._agent.orders.enter(Phase.CHECKPOINT_WRITTEN)
 
     def _found(self, path: str, step: int, blocked_s: float) -> None:
-        """A file has the contents of an earlier torch.save to a buffer."""
+        """Reports a save, when a file with the contents of an earlier torch.save to a buffer is found."""
         self._agent.saw("checkpoints")
         self._agent.saves += 1
         self._kept.handled()
@@ -346,7 +345,7 @@ class Transfers:
 
 
 class Transfer:
-    """One save or load in the thread that calls it: its events, its phase, and its orders."""
+    """One save or load, as a context: emits its events, enters its phase, and lets faults fire in that phase."""
 
     def __init__(self, transfers: Transfers, agent: Agent, path: str, format: str, saves: bool) -> None:
         self._transfers, self._agent = transfers, agent
@@ -357,8 +356,8 @@ class Transfer:
         self._later: Callable[[Callable[[bool], None]], None] | None = None
 
     def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
-        """Handles a call that returns before its save ends, such as `async_save`. It calls `when` with a function
-        `end`, which must be called at the end of the save, with True if the save succeeded."""
+        """Must be called for a save that goes on after its call has returned, such as `async_save`. `when` gets a
+        function `end`, which must be called at the end of the save, with True if the save succeeded."""
         self._later = when
 
     def __enter__(self) -> Transfer:

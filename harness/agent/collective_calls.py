@@ -1,9 +1,9 @@
-"""A collective that a rank is about to start, as faults and triggers see it; fields that are costly to compute are
-computed when they are read. And collectives that are left out or started too late, so that this rank no longer matches
-the others.
+"""A collective that a rank is about to start, as faults and triggers see it. Fields that are costly to compute are
+computed when they are read.
 
-The caller must get the usual result of a collective: its tensors, and a Work to wait for. Here the Work is made from a
-future. The future is complete at once, or when the real collective, which is started later, is complete."""
+A fault may also leave a collective out or start it late, so that this rank no longer matches the others. The caller
+must still get the usual result: its tensors, and a Work object to wait for. This Work is made from a future. The future
+is complete at once, or when the real collective has ended."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ class Call:
         return "Work" in str(self.packet._schema.returns[-1].type)
 
     def left_out(self) -> Any:
-        """A function for `instead`: never starts the collective, and lets the caller continue as if it were done."""
+        """Returns what the caller gets from a collective that is never started, and that seems to be done. For use in
+        `instead`."""
 
         return left_out(self)
 
     def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
-        """Returns a function that starts this collective late: after the rank has started its next collective, or after
-        `patience_s` seconds. `instead` takes such a function. `started` is called when the collective starts."""
+        """Starts this collective (`through`) late, and returns what the caller gets; see the function `kept_back`. For
+        use in `instead`."""
 
         return kept_back(self, through, site.at_collectives, patience_s, started)
 
@@ -174,7 +175,8 @@ def _tensors(call: Call) -> list[Any]:
 
 
 def _like(torch: Any, call: Call) -> Any:
-    """Zeros in the shape that a functional collective returns. For an in-place collective: its own tensor."""
+    """What the caller of a functional collective gets if the collective is never started: zeros in the shape of the
+    result. For an in-place collective: its own tensor."""
     if call.packet._schema.name.endswith(("_", "_out")):
         return call.args[-1] if call.packet._schema.name.endswith("_out") else call.args[0]
 

@@ -1,14 +1,15 @@
-"""The collectives of this rank, seen through torch's dispatcher: c10d's, also those that DDP's C++ reducer and FSDP
-start, and functional ones (`_c10d_functional`), which compiled code, DTensor and tensor parallelism call.
+"""The collectives of this rank, seen by hooks in torch's dispatcher. There are two kinds of operators: those of c10d,
+which DDP's C++ reducer and FSDP call too, and functional ones (`_c10d_functional`), which compiled code, DTensor and
+tensor parallelism call.
 
 The hooks on c10d are on the Autograd keys, and call the original with that key excluded. They must not be on the CPU
 key: a call of the kernel from there holds the GIL inside gloo, which deadlocks with gloo's own threads after some
-thousand calls. They don't see any collective under inference_mode. Each call costs some 20 us, so they are installed
-only if the plan needs them.
+thousand calls. Under inference_mode, the hooks see no collective. Each call costs some 20 us, so the hooks are
+installed only if the plan needs them.
 
-The kernels of functional collectives call c10d below the Autograd keys. Their hooks are on the ADInplaceOrView key of
-the functional operators. Eager and compiled code (AOT, Inductor) pass it, with and without gradients. Calls with fake
-tensors, as when torch.compile traces, are not collectives and are left out."""
+The kernels of functional collectives call c10d below the Autograd keys. So these collectives have hooks of their own,
+on the ADInplaceOrView key, which eager and compiled code (AOT, Inductor) pass, with and without gradients. Calls with
+fake tensors, such as those of torch.compile while it traces, are no collectives and are left out."""
 
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ _HOLDERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.di
 
 
 class GroupHook:
+    """Reports that this rank has joined the default process group, and how long that took."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._report = agent.careful("process_group")(self._joined)
@@ -112,7 +115,7 @@ class CollectiveHook:
         return collective
 
     def around(self, call: Call, through: Callable[[], Any]) -> Any:
-        """Runs the collective, with the faults that are due before and after it."""
+        """Runs the collective, with the faults that are due before it, instead of it or after it."""
         agent, stamping = self._agent, self.stamping
         counts = self._counts()
         if counts:
@@ -182,8 +185,7 @@ _UNREAL = ("FakeTensor", "FunctionalTensor")
 
 
 class FunctionalHook:
-    """Hooks the functional collectives. `collectives.around` applies the faults that are due before and after each of
-    them."""
+    """Hooks the functional collectives. Each goes through `collectives.around`, as those of c10d do."""
 
     def __init__(self, collectives: CollectiveHook) -> None:
         self._around, self._stamping, self._inside = collectives.around, collectives.stamping, collectives.inside

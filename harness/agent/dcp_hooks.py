@@ -1,9 +1,8 @@
-"""Saves and loads by torch.distributed.checkpoint, under whatever name the job imported its functions.
+"""Saves and loads by torch.distributed.checkpoint.
 
 `save`, `save_state_dict` and the thread of `async_save` all call `_save_state_dict` through its module, and every load
-calls `_load_state_dict`. So these two are wrapped. `async_save` is wrapped too, to time how long the training thread
-waits for it.
-"""
+calls `_load_state_dict`. So these two are wrapped: it does not matter under which name the job imported the public
+functions. `async_save` is wrapped too, to measure how long the training thread waits for it."""
 
 from __future__ import annotations
 

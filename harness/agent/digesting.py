@@ -1,9 +1,10 @@
-"""Lets each save leave a manifest (manifest.py), by wrapping torch.save, safetensors, Lightning and DCP's streams.
+"""Writes a manifest (manifest.py) for each save, by wrapping torch.save, safetensors, Lightning and the streams of
+torch.distributed.checkpoint.
 
 If bytes pass through Python on their way to the file (torch.distributed.checkpoint, open files, Lightning, torch's
 format from before 1.6), all bytes of the file are digested as they pass. If torch or safetensors write a file by
 themselves, the tensors are digested in memory during the save. Their places in the file, and the bytes between them
-(headers, directories), are read from the file afterwards. A helper thread makes the digests.
+(headers, directories), are read from the file afterwards. Helper threads do this work.
 
 The job's own call is made exactly once, even if this code fails. A failure switches manifests off and is reported."""
 
@@ -181,8 +182,8 @@ class Digesting:
             tensors.add_all(sizes)
 
     def _add_whole(self, path: str, save: str, tee: Tee, file: Any, about: os.stat_result | None = None) -> None:
-        """Adds a file of which every byte passed through `tee`. `save`: this file, or the folder that is saved. `file`:
-        the job's own file object, still open, or None."""
+        """Adds a file of which every byte passed through `tee`. `save`: the same path, or the folder if a folder is
+        saved. `file`: the job's own file object, still open, or None."""
         if file is not None:
             file.flush()
             about = os.fstat(file.fileno())

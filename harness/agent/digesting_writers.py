@@ -1,5 +1,5 @@
-"""Digests of bytes in memory, chunk by chunk (xxh3 if the job's own Python has the package xxhash, else CRC-32), and
-wrappers for the files of a save, which digest everything that is written."""
+"""Digests of the bytes of a save (xxh3 if the job's own Python has the package xxhash, else CRC-32), and wrappers for
+the files of a save, which digest everything that is written. There is one digest for each CHUNK bytes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _xxh3() -> Any:
 
 xxh3_64: Any = _xxh3()
 ALGORITHM = "crc32" if xxh3_64 is None else "xxh3"
-ASIDE = 1 << 17  # bytes: less than this is digested in the calling thread, which is quicker than a handover
+ASIDE = 1 << 17  # bytes; fewer are digested in the calling thread, because the helper thread would take longer
 _PIECE = 1 << 22  # bytes
 _WAITING = 4  # pieces of work that may wait for the helper; each holds a tensor, or a copy from another device
 
 
 class Digester:
-    """Digests of a stream of bytes, one for each CHUNK bytes. Feed it with `update`."""
+    """Makes the digests of a stream of bytes, one for each CHUNK bytes. `update` adds bytes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -68,7 +68,8 @@ class Digester:
 
 
 class Tensors:
-    """Digests of the tensors of one save, by name: (bytes, hex digests). Made while the save writes."""
+    """The digests of the tensors of one save: for each name, the number of bytes and the hex digests. They are made
+    while the save writes."""
 
     def __init__(self, helper: Callable[[], Helper]) -> None:
         self._helper = helper
@@ -190,7 +191,7 @@ class WithoutDescriptor(Tee):
 
 
 class Records:
-    """A writer of torch's zip files that also computes a digest of each entry of the zip."""
+    """A writer of torch's zip files that also digests each entry."""
 
     def __init__(self, zip_file: Any, tensors: Tensors) -> None:
         self._zip_file, self._tensors = zip_file, tensors

@@ -1,7 +1,8 @@
-"""Fires orders at their Moments: applies a fault in this rank, or holds the rank while the harness applies a fault from
-outside.
+"""Fires the faults of this rank at their Moments: applies a fault here, or holds the rank while the harness applies a
+fault from outside.
 
-The control page outlives the rank. It counts the firings, so that a restarted rank does not fire again."""
+The control page outlives the rank. It counts how often the fault has fired, so that a restarted rank does not fire it
+again."""
 
 from __future__ import annotations
 
@@ -30,18 +31,18 @@ _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_W
 
 
 class Pending:
-    """An order for this rank that may still fire in this process."""
+    """A fault of this rank that may still fire in this process."""
 
     def __init__(self, order: Order) -> None:
         self.order, self.when = order, order.when
         self.page = ControlPage(order.page)
         self.injector: Any = None
-        self.entered = 0  # how often its phase was entered: in this step, or in all if the order names no step
+        self.entered = 0  # how often its phase was entered: in this step, or in all steps if the Moment names none
 
     @property
     def has_fired(self) -> bool:
-        """Whether the order must not fire again: it has fired as often as it may, or the rank died after the harness
-        had released it from the hold, or the harness has called the order off."""
+        """Whether the fault must not fire again. So it is if it has fired as often as it may, if the rank died after
+        the harness had released it from a hold, or if the harness has called the fault off."""
         fired = self.page.read(ControlPage.FIRED)
         died_held = self.page.read(ControlPage.GO) == fired + 1
         called_off = self.page.read(ControlPage.ARMED_PID) == ControlPage.CALLED_OFF
@@ -55,8 +56,8 @@ class Pending:
 
 
 class Orders:
-    """The orders of this rank. `current`: the orders that may fire in the current step. If it is empty, a phase costs
-    almost nothing."""
+    """The faults of this rank. `current`: those that may fire in the current step. If it is empty, a phase costs almost
+    nothing."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -92,7 +93,7 @@ class Orders:
         return None if self.base is None else self.base + self._agent.steps_over + 1
 
     def loaded(self) -> None:
-        """Must be called when a checkpoint was loaded. Until the next step is over, only the harness may know the
+        """Must be called when a checkpoint was loaded. Until the next step is over, perhaps only the harness knows the
         number of that step."""
         if not self._waits_for_a_step():
             return
@@ -114,8 +115,8 @@ class Orders:
             self._count_again()
 
     def returned_to_start(self) -> None:
-        """Must be called when the job goes on with the parameters with which the process began: it counts its steps
-        from there again."""
+        """Must be called when the parameters are again those with which the process began, because the steps so far
+        only warmed up. The next step then gets the number that the first had."""
         if self._start is not None and self.base != self._start - self._agent.steps_over:
             self.base = self._start - self._agent.steps_over
             self._select_current()
@@ -124,8 +125,9 @@ class Orders:
         return any(pending.when.step is not None and not pending.has_fired for pending in self._pending)
 
     def _count_again(self) -> None:
-        """Finds the number of the next step from the optimizer's step counter, after a checkpoint and the state of an
-        optimizer were loaded between two steps. If the counter doesn't show it, orders that name a step are missed."""
+        """After a checkpoint and the state of an optimizer were loaded between two steps, finds the number of the next
+        step from the optimizer's step counter. If the counter doesn't show it, the faults that name a step are
+        missed."""
         if not self._going_back.happened(self._agent.steps_over):
             return
         by = self._going_back.by
@@ -138,7 +140,7 @@ class Orders:
                 self._forget(pending, _NO_COUNTER.format(self._agent.steps_over))
 
     def step_over(self) -> None:
-        """Must be called when an iteration is over, and its event is written. Orders that are due right after it fire
+        """Must be called when an iteration is over, and its event is written. Faults that are due right after it fire
         here."""
         if self._pending:
             self._prepare()
@@ -148,11 +150,11 @@ class Orders:
             self._agent.lasting.step_over()
 
     def expects(self, phase: Phase) -> bool:
-        """Whether an order may fire in this phase of the current step."""
+        """Whether a fault may fire in this phase of the current step."""
         return any(pending.when.phase is phase for pending in self.current)
 
     def enter(self, phase: Phase, call: Call | None = None) -> None:
-        """Fires the orders that are due at the begin of a phase. `call`: the collective, in the phase `collective`."""
+        """Fires the faults that are due at the begin of a phase. `call`: the collective, in the phase `collective`."""
         self._carry_out(self._due(phase, call) or [], phase, call)
 
     def _carry_out(self, due: list[Pending], phase: Phase | None, call: Call | None = None) -> None:
@@ -190,8 +192,9 @@ class Orders:
                 pending.entered = 0
 
     def _reach_moment(self, pending: Pending, phase: Phase | None, call: Call | None) -> RankSite | None:
-        """Handles an order whose Moment has come. Waits until the harness has armed it. Then holds the rank and returns
-        None, or returns the site at which the injector is applied. None also if the order does not fire."""
+        """Handles a fault whose Moment has come: waits until the harness has armed it. Then returns the site at which
+        its injector is applied; for a fault from outside, holds the rank and returns None. Also returns None if the
+        fault does not fire."""
         if pending.when.step is None and phase is not Phase.START:
             if not pending.armed:
                 return None  # it becomes due as soon as the harness arms it
@@ -236,8 +239,8 @@ class Orders:
             self._missed(pending.order, "the time to hold the rank was over: the rank went on by itself")
 
     def _ask_for_base(self) -> None:
-        """Reads the number of global steps before this attempt from a control page. The harness knows it when the first
-        step after a load is over."""
+        """Reads from a control page how many global steps there were before this attempt. The harness knows it when the
+        first step after a load is over."""
         for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
             if wait_until(partial(self._base_is_known, pending), time.monotonic() + pending.when.hold_s):
                 self.base = self._start = pending.page.read(ControlPage.BASE)

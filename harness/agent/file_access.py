@@ -1,25 +1,8 @@
-"""Which files the job reads and writes: the paths of checkpoints in events, the job's own files that it reads, and the
-files to which it writes what torch.save wrote to memory.
+"""Which files the job reads and writes: the paths of checkpoints (`absolute`), the job's own files that it reads
+(`Reads`), and the files to which it writes what torch.save wrote to memory (`Buffers`).
 
-During an exploration (`torchaos explore`), the objects of an S3 store are files in the folder of ENV_STORE: they are
-reported by the paths of these files.
-
-Records which of the job's own files a rank reads, from Python's audit events. A cached twin is reused only while these
-files are unchanged. Files that native code opens, and checks whether a file exists, raise no audit event.
-
-Own files are Python modules outside of any installation, and files below the working directory or beside such a
-module. Each is written once to this rank's file in agent/reads, as a letter, the path and a NUL. Forked children
-(data-loader workers) write to the same file.
-
-Finds the file to which the job writes what torch.save wrote to a buffer in memory, so that it counts as a save.
-
-Many trainers save to a BytesIO, and a file backend then writes these bytes. After a torch.save to a buffer, the paths
-of files that are opened for writing are remembered. Such a file is that checkpoint if it has the size of the buffer
-and ends with the same bytes: a file of torch.save ends with an id that is made from its contents, and with the names,
-sizes and CRCs of its parts. A file is looked at before the next backward, optimizer step, rename or save to a buffer,
-and at the end of the process. If the process dies earlier, the save is not seen.
-
-If the job puts the bytes into an object store, its objects are looked at instead."""
+During an exploration (`torchaos explore`), the objects of an S3 store are files in the folder that ENV_STORE names, and
+they are reported by the paths of these files."""
 
 from __future__ import annotations
 
@@ -49,7 +32,7 @@ def absolute(place: str) -> str:
 
 
 def objects() -> Iterator[tuple[str, os.stat_result]]:
-    """The files of the store's objects. None without a store."""
+    """The files of the store's objects; nothing if the job has no such store."""
     folders = [os.environ[ENV_STORE]] if ENV_STORE in os.environ else []
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:  # an object may be replaced meanwhile
@@ -69,8 +52,14 @@ _MODULES = (".py", ".so")
 
 
 class Reads:
-    """Records the files that this process reads. An audit hook can't be removed, so it returns at once after MOST paths
-    are recorded."""
+    """Records which of the job's own files this process reads, from Python's audit events. A cached twin is used again
+    only while these files are unchanged. Files that native code opens, and checks whether a file exists, raise no audit
+    event.
+
+    Own files are Python modules that are not part of an installation, and files below the working directory or beside
+    such a module. Each is written once to this rank's file in agent/reads, as a letter, the path and a NUL. Forked
+    children (data-loader workers) write to the same file. An audit hook can't be removed, so it returns at once after
+    MOST paths are recorded."""
 
     def __init__(self, agent: Agent) -> None:
         run = os.path.dirname(agent.plan.events)
@@ -155,7 +144,7 @@ def _source(cached: str) -> str:
 
 
 def _imports() -> bool:
-    """Whether the import system made this call. It lists every folder in which it looks for modules."""
+    """Whether the import system made this call: it lists every folder in which it looks for modules."""
     try:
         return sys._getframe(3).f_code.co_filename.startswith("<frozen importlib")
     except ValueError:
@@ -163,8 +152,8 @@ def _imports() -> bool:
 
 
 _MOST = 4  # buffers that wait for their file
-_FILES = 64  # files that were opened since
-_END = 1 << 16  # bytes at the end that are compared
+_FILES = 64  # opened files that are remembered
+_END = 1 << 16  # bytes; of the end of a buffer, which is compared
 _LOOKS = 32  # a thread may write the file some steps later
 _TICK_S = 0.01  # the longest tick (CONFIG_HZ=100) of the clock from which Linux takes the times of files
 
@@ -180,13 +169,21 @@ class _Buffer:
 
 
 class Buffers:
-    """`found` gets the path, the step and the blocked seconds of each file that has the contents of a buffer."""
+    """Finds the files to which the job writes what torch.save wrote to a buffer in memory, so that they count as saves.
+    `found` gets the path of such a file, the step, and the seconds for which torch.save kept the training waiting.
+
+    Many trainers save to a BytesIO, and a file backend then writes these bytes. After a torch.save to a buffer, the
+    paths of files that are opened for writing are remembered. Such a file is that checkpoint if it has the size of the
+    buffer and ends with the same bytes: a file of torch.save ends with an id that is made from its contents, and with
+    the names, sizes and CRCs of its parts. The files are looked at before the next backward, optimizer step, rename or
+    save to a buffer, and at the end of the process. If the process dies earlier, the save is not seen. If the job puts
+    the bytes into an object store, its objects are looked at too."""
 
     def __init__(self, agent: Agent, found: Callable[[str, int, float], None]) -> None:
         self._agent, self._found = agent, found
         self._waiting: list[_Buffer] = []
         self._opened: dict[str, None] = {}
-        self._known: set[tuple[str, int, int]] = set()  # objects that were told: path, time and inode
+        self._known: set[tuple[str, int, int]] = set()  # objects that were reported: path, time and inode
         self._installed = False
         careful = agent.careful("checkpoints")
         self.saved, self.look, self._noted = careful(self._saved), careful(self._look), careful(self._note)
@@ -232,7 +229,8 @@ class Buffers:
         self._agent.look_for_saves = self.look if self._waiting else None
 
     def _look_at_objects(self) -> None:
-        """All objects with the bytes of a buffer count: another rank may have put the same bytes under its own name."""
+        """Looks at the new objects of the store. All objects with the bytes of a buffer count, because another rank may
+        have put the same bytes under its own name."""
         found: list[_Buffer] = []
         for path, about in objects():
             version = path, about.st_mtime_ns, about.st_ino

@@ -1,10 +1,6 @@
-"""Learning rates, and the step counters of optimizers and schedulers, which are witnesses of the step at which a
-resumed job starts; and how many steps a job goes back when it loads a checkpoint between two steps.
-
-An optimizer's own step counter may be ahead of the training when training begins. Some frameworks create the
-optimizer's state by a step with gradients of zero (DeepSpeed, torch's `set_optimizer_state_dict`), and some optimizers
-do not begin to count with 1. This says something about the counter only if its state was not restored: then the
-counter was restored too, and what it counted is not known."""
+"""Learning rates, and the step counters of optimizers and schedulers. From these counters, the harness and the agent
+find the step at which a resumed job starts, and how many steps a job goes back when it loads a checkpoint between two
+steps."""
 
 from __future__ import annotations
 
@@ -95,7 +91,12 @@ def _number(value: Any) -> float | None:
 
 
 class Ahead:
-    """`waiting`: the id of the optimizer whose first training step has begun and has not been reported."""
+    """Reports that an optimizer's own step counter was ahead of the training when the training began. Some frameworks
+    create the optimizer's state by a step with gradients of zero (DeepSpeed, torch's `set_optimizer_state_dict`), and
+    some optimizers do not begin to count with 1. If the state was restored from a checkpoint, nothing is reported: the
+    counter was restored too, and what it had counted is not known.
+
+    `waiting`: the id of the optimizer whose first training step has begun and has not been reported."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -125,7 +126,8 @@ class Ahead:
 
 
 class GoingBack:
-    """Compares the optimizers' own step counters before and after a load. The load comes after the last step."""
+    """Finds out how many steps the job went back, from the optimizers' own step counters before and after a load
+    between two steps."""
 
     def __init__(self) -> None:
         self._place = 0  # iterations completed at the time of the load
@@ -147,9 +149,9 @@ class GoingBack:
         self._by[id(optimizer)] = None if before is None else before - (optimizer_step(optimizer) or 0)
 
     def happened(self, place: int) -> bool:
-        """Whether the job went on from another state after iteration `place`: it has loaded a checkpoint and an
-        optimizer's state since then, or has put the state with which the process began back from memory, as after
-        steps that only warm up."""
+        """Whether the job went on from another state after iteration `place`. So it is if it has loaded a checkpoint
+        and an optimizer's state since then; or if it has put the state with which the process began back from memory,
+        as after steps that only warm up."""
         return place == self._place and bool(self._by) and (self._loaded or self.by == place)
 
     @property

@@ -1,11 +1,8 @@
-"""Makes the manifest of a save in the background: the places of digested tensors in their file, and digests of the rest
-of the file.
+"""Makes the manifest of a save in the background: digests, the places of digested tensors in their file (spans), and
+digests of the rest of the file.
 
-Finds the places of digested tensors in their file (spans), after tensors were digested in memory.
-
-Makes manifests in the background. A save waits only until the digests are made, because the job may change the tensors
-as soon as the save returns, and until the file is opened, because the job may soon replace it by another file of the
-same name."""
+A save waits only until its tensors are digested, because the job may change them as soon as the save returns, and until
+the file is opened, because the job may soon replace it by another file of the same name."""
 
 from __future__ import annotations
 
@@ -69,8 +66,7 @@ def rest_of(file: BinaryIO, size: int, spans: list[tuple[int, int, str]]) -> str
 
 
 def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]] | None:
-    """The same spans with a CRC-32 after each xxh3. None if the file differs from the memory at the time of the
-    save."""
+    """The same spans with a CRC-32 after each xxh3. None if the file no longer has the digests of the spans."""
     result = []
     for offset, length, digests in spans:
         parts = []
@@ -85,7 +81,7 @@ def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[i
 
 
 def differs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> bool:
-    """Whether the file differs from the memory at the time when the spans were digested."""
+    """Whether the file's bytes differ from the memory that was digested for the spans."""
     width = 8 if xxh3_64 is None else 16
     for offset, length, digests in spans:
         file.seek(offset)
@@ -110,14 +106,14 @@ class Manifest:
         return any(entry["path"] == path for entry in self._files)
 
     def announce(self, path: str, about: os.stat_result) -> None:
-        """Writes that the file was saved, before its digests are known. The process may be killed before they are, and
-        then the file must not be taken for that of an earlier save."""
+        """Writes that the file was saved, before its digests are known. If the process is killed before they are, the
+        file must not be taken for that of an earlier save."""
         self._add(path, about, about.st_size, [], None)
         self.write()
 
     def add(self, path: str, fd: int, spans: list[tuple[int, int, str]], rest: str, raced: bool) -> None:
-        """Adds a file of which parts were digested. `rest`: digest of the other bytes. `raced`: right after the save,
-        the file already differed from the memory."""
+        """Adds a file of which some parts were digested. `rest`: the digest of the other bytes. `raced`: right after
+        the save, the file already differed from the memory."""
         about = os.fstat(fd)
         self._add(path, about, about.st_size, spans, rest, raced)
 
@@ -166,6 +162,8 @@ SpansOf = Callable[[BinaryIO, "dict[str, tuple[int, str]]"], "list[tuple[int, in
 
 
 class Ledger:
+    """Makes the manifests of this process, in helper threads."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._folder = Path(agent.plan.events).parent / "agent" / FOLDER
@@ -189,7 +187,7 @@ class Ledger:
                 self._helpers[name].finish()
 
     def ended(self) -> None:
-        """Must be called when the process ends. Waits for all manifests, and at most _PATIENCE_S seconds for the
+        """Must be called when the process ends. Waits for all manifests, and at most _PATIENCE_S seconds for their
         CRCs."""
         self.settle()
         if "crcs" in self._helpers:

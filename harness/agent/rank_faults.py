@@ -1,10 +1,8 @@
-"""What an injector in a rank works with: the place at which it is applied, and the lease of a fault that lasts; and how
-the agent loads it. Standard library only.
+"""What an injector in a rank works with: the site at which it is applied (`RankSite`), and the lease of a fault that
+lasts (`Lease`). Also how the agent loads an injector (`load`). Standard library only.
 
-Faults in a rank that last until they are undone, or until their lease is over. To undo a fault, the harness, the
-reaper or `torchaos recover` writes to its control page. The lease ends the fault if none of these is alive.
-
-The place at which a fault is applied in a rank that is its own target. Fits `interfaces.Site`."""
+To undo a fault that lasts, the harness, the reaper or `torchaos recover` writes to its control page. If none of these
+is alive, the fault ends with its lease."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """The time during which one firing of a fault is on: from its creation until the fault is undone or `lease_s`
+    """How long one firing of a fault lasts: from the making of this object until the fault is undone or `lease_s`
     seconds have passed."""
 
     def __init__(self, page: ControlPage, path: str, lease_s: float) -> None:
@@ -79,8 +77,8 @@ class Lasting:
 
 
 class RankSite:
-    """The place in a rank at which a fault is applied. `lease`: how long a lasting fault is on. `call`: the collective
-    that is about to start, in the phase `collective`."""
+    """The place in a rank at which a fault is applied, if the rank is its own target; see `interfaces.Site`. `lease`:
+    how long a lasting fault is on. `call`: the collective that is about to start, in the phase `collective`."""
 
     def __init__(
         self, agent: Agent, fault: str, step: int | None, phase: wire.Phase | None, call: Call | None, lease: Lease
@@ -115,8 +113,8 @@ class RankSite:
         return parameters(self.optimizers)
 
     def at_collectives(self, then: Callable[[Call], None]) -> None:
-        """Calls `then` before each collective while the fault lasts, including the current collective. Raises
-        ValueError if the injector does not declare that it needs to see collectives."""
+        """Calls `then` before each collective while the fault lasts, also before the collective at which the fault
+        fired. Raises ValueError if the injector does not declare that it needs to see collectives."""
         if "collectives" not in self._agent.live:
             raise ValueError(f"{self.fault} looks at collectives: its injector must declare hooks = ('collectives',)")
         self._agent.lasting.on_calls.append((self.lease, then))
@@ -179,15 +177,15 @@ def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
         return getattr(module, injector)(**params)
 
 
-# The rooms, above the agent, that need the standard library only: an injector may use them in a rank.
+# Rooms that an injector may use in a rank, because they need the standard library only.
 _ROOMS = ("interfaces", "base_classes")
 
 
 @contextmanager
 def _our_names(folder: str) -> Iterator[None]:
-    """Adapts imports while an injector is imported: the agent and `protocol` are these modules, `torchaos.plugin` and
-    _ROOMS are found beside the agent, no other room is found, and `torchaos.injectors` finds its modules in `folder`.
-    Afterwards, restores sys.modules."""
+    """Adapts imports while an injector is imported. `torchaos.harness.agent` and `torchaos.harness.protocol` are then
+    the modules of this agent. `torchaos.plugin` and _ROOMS are found beside it, and no other room is.
+    `torchaos.injectors` finds its modules in `folder`. Afterwards, restores sys.modules."""
 
     def ours() -> dict[str, ModuleType]:
         return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchaos"}

@@ -1,6 +1,6 @@
-"""How much a rank may write about samples. A digest and an index of each sample are most of the journal of a job with
-large batches. Once a rank has written as much as its plan allows, it keeps only the sums of a step's samples, except in
-steps near a fault, a load or a save, which are kept in full."""
+"""Limits how many bytes a rank writes about samples: with large batches, the digest and index of each sample are most
+of the journal. When a rank has written as many bytes as its plan allows, it writes only the sums of a step's samples,
+except in steps near a fault, a load or a save."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _TEXT = (
 
 
 class Allowance:
+    """Counts the bytes that the rank may still write about samples."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent, self._until = agent, NEAR
         self._handled = agent.loads, agent.saves
@@ -59,8 +61,8 @@ class Allowance:
 
 
 def _spent(agent: Agent) -> int:
-    """Bytes that earlier attempts of this rank wrote about samples on this node; an estimate, too low for small
-    batches."""
+    """About how many bytes earlier attempts of this rank wrote about samples on this node. For small batches it is too
+    low."""
     spent = 0
     if agent.who.attempt:
         for path in Path(agent.plan.events).glob(f"rank{agent.who.rank}-a*.jsonl"):

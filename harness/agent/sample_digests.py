@@ -1,9 +1,9 @@
-"""Digests of the samples of a batch, so that samples can be compared between runs that spread them differently over
+"""Digests of the samples of a batch. With them, samples can be compared between runs that spread them differently over
 ranks and batches.
 
 A row is one sample: the same index in every tensor of the batch that has an entry for each sample. A tensor with
 another first dimension (a mask, the weights of classes, offsets into a packed sequence) is left out. The digest of a
-row is blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail, and a sample of the rest."""
+row is blake2b (6 bytes) over at most 4 KiB of its bytes: the head, the tail, and some of the bytes between them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Known(NamedTuple):
 
 @dataclass(eq=False)
 class Batch:
-    """The data that is kept about a batch. It keeps no tensor alive."""
+    """What is kept of a batch. It keeps no tensor alive."""
 
     samples: bytes | None  # a digest for each row, of ROW bytes; None: the batch could not be read
     indices: tuple[int, ...] | None = None
@@ -108,7 +108,7 @@ class View:
         return int(prod(self._leaf.shape[1:]))
 
     def feed(self, state: Any, first: int, last: int, bound: int) -> None:
-        """Add rows `first` to `last` (exclusive) to the digest `state`, with at most `bound` bytes."""
+        """Adds rows `first` to `last` (exclusive) to the digest `state`, with at most `bound` bytes."""
         data = self.data()
         size = len(data) // self.count
         row = data[first * size : last * size]

@@ -1,9 +1,9 @@
-"""Check sums by name of the state that a job trains or carries (training_state.py), and digests of its random number
-generators, at two moments: when a save begins, so that the checkpoint can be compared with them later; and in the first
-step of a process and the first step after each load, save or `load_state_dict`, so that a resume can be compared with
-the run that it continues.
+"""Check sums, by name, of the state that a job trains or carries (training_state.py), and digests of its random number
+generators. They are made at two times: when a save begins, so that the checkpoint can be compared with them later; and
+in the first step of a process and after each load, save or `load_state_dict`, so that a resumed run can be compared
+with the run that it continues.
 
-In that step, the state is read when the forward of a wrapped model begins, with the model's inputs; without such a
+In such a step, the state is read when the forward of a wrapped model begins, with the model's inputs; without such a
 forward, when the backward begins. Only the thread that trains reads it, because another thread may save an earlier
 copy. In all other steps, this costs one look at an attribute for each forward and backward."""
 
@@ -30,6 +30,9 @@ _LONG = ("parameters", "frozen", "buffers", "moments", "unsaved", "trained")
 
 
 class StateSums:
+    """Emits the check sums by name when a save begins and in the first step of a process or after a load, save or
+    load_state_dict."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent, self._torch = agent, import_module("torch")
         self._names = Names(self._torch)
@@ -43,7 +46,7 @@ class StateSums:
         self.handled()
 
     def patch(self, torch: Any) -> None:
-        """Patches torch: a state that is put into what is trained counts like a load."""
+        """Patches load_state_dict of modules and optimizers: to load a state into what is trained counts as a load."""
         for kind in (torch.nn.Module, torch.optim.Optimizer):
             kind.load_state_dict = self._then_handled(kind.load_state_dict)
 
@@ -70,7 +73,7 @@ class StateSums:
             self.handled()
 
     def handled(self) -> None:
-        """Must be called when a save begins and when a load is over: the state is recorded in the next step."""
+        """Must be called when a save begins and when a load is over. The next step then records its state."""
         if HOOK in self._agent.live:
             self._begun, self._agent.state_begins = {}, self._begins
 
@@ -107,8 +110,8 @@ class StateSums:
             self._emit(Kind.BEGUN, {**self._at_start(), "rng": _generators(), "at": phase.value})
 
     def _at_start(self) -> dict[str, Any]:
-        """What `_look` finds when a step begins. If these are the parameters of the first step again, the steps before
-        only warmed up."""
+        """What `_look` finds when a step begins. If the parameters are those of the first step again, the steps since
+        then only warmed up."""
         found, agent = self._look(), self._agent
         own = found.get("parameters") or found.get("frozen")
         if not agent.steps_over:
@@ -118,7 +121,7 @@ class StateSums:
         return found
 
     def _divide(self, begun: dict[str, Any]) -> None:
-        """Tells the parameters that are trained from the frozen ones."""
+        """Divides the parameters in `begun` into trained and frozen ones."""
         found = self._names.look(self._agent.optimizers, self._agent.reached())
         both = {**begun.get("frozen", {}), **begun.get("parameters", {})}
         for what in ("parameters", "frozen"):

@@ -1,11 +1,10 @@
-"""Records when each collective of this rank begins and ends (collective_stamps.py), with its real end if that is
-visible.
+"""Records when each collective of this rank begins and ends (collective_stamps.py).
 
 Torch returns while an asynchronous collective is in progress. Its Work object can be asked whether the collective has
 ended. This is done at the next collective, and ten times a second by a thread, which sleeps while no collective is in
-progress. A functional collective has ended when the job has waited for its result. All this works on the CPU only,
-because a query of a CUDA event may break the capture of a CUDA graph. On a GPU, a stamp ends when the call returns,
-that is when the collective was enqueued."""
+progress. A functional collective counts as ended when the job has waited for its result. All this works on the CPU
+only, because a query of a CUDA event may break the capture of a CUDA graph. On a GPU, a stamp ends when the call
+returns, that is when the collective was enqueued."""
 
 from __future__ import annotations
 
@@ -121,8 +120,8 @@ class Stamping:
             self._look()
 
     def stop(self) -> None:
-        """Stops the thread before the interpreter ends: a thread that wakes up after that may abort the process. Looks
-        a last time: a collective that has ended since the thread's last look would stay open."""
+        """Stops the thread before the interpreter ends: a thread that wakes up after that may abort the process. Then
+        looks once more, because a collective may have ended since the thread last looked."""
         self._ended.set()
         self._opened.set()
         if self._thread is not None:

@@ -1,33 +1,9 @@
-"""Starts the agent in a rank, or counts attempts in a torchrun; and what has to be done as soon as a module is
-imported, or a signal comes.
+"""What the agent does when a process starts.
 
-Writes the name of each module that rank 0 imports into the file agent/imported, one per line. An exploration imports
-them once, in the process from which it forks ranks.
-
-Makes torch.compile skip the agent's files. Otherwise torch.compile would inline the agent's optimizer hooks into a
-compiled step. If it skips them, it breaks the graph at the hooks and runs them uncompiled. Torch breaks the graph at
-every optimizer step anyway, so a job that sets fullgraph=True works as before.
-
-Python stacks of a rank on request: at a signal, Python's faulthandler writes the main thread's stack to a file. It is
-C code that needs no interpreter lock, so it also works in a rank that hangs in a call, and costs nothing before.
-
-The harness sends the signal only when it is about to end the job, and only to a process that handles it.
-
-Runs in the torchrun of a job of one node, and records the number of its first attempt. Each torchrun counts its
-restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep 1; done`). So the first
-attempt of a torchrun follows the last attempt of the torchrun before.
-
-Runs in the torchrun of each node, if the job has several nodes. Records each round of the rendezvous, and gives its
-number to the ranks.
-
-Torchelastic's own restart count is not enough: the agent of each node counts only the failures that it saw itself, a
-node that comes back begins at 0, and a change of membership does not count. The round has the same number on all
-nodes.
-
-Decide whether this process is a rank of the job, and start the agent if it is.
-
-RANK in the environment is not enough: spawned data-loader workers inherit it. A process is a rank if it has
-torchelastic's variables and no ancestor of it is armed."""
+In a rank: decides whether the process is a rank of the job, and starts the agent (`start_in_rank`). In a torchrun
+process of a job on one node: counts the attempts (`count_attempts`). In the torchrun process of each node of a job on
+several nodes: records the rounds of the rendezvous (`record_rounds`). Also what has to be done as soon as a module is
+imported (`PostImport`), and the Python stacks of a rank on request (`listen`)."""
 
 from __future__ import annotations
 
@@ -58,7 +34,7 @@ Then = Callable[[ModuleType], None]
 
 class PostImport:
     """Calls functions after imports. It is an import finder that finds no module itself: it asks the other finders, and
-    wraps the function that executes the module."""
+    replaces the method of the loader that executes the module."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Then]] = {}
@@ -111,6 +87,8 @@ class PostImport:
 
 
 def install(agent: Agent) -> None:
+    """In rank 0, writes the name of each module that is imported to the file agent/imported, one per line. An
+    exploration imports them once, in the process from which it forks ranks."""
     agent.saw("imported")
     if agent.who.rank:
         return
@@ -126,13 +104,20 @@ def install(agent: Agent) -> None:
 
 
 def leave_alone(rules: ModuleType) -> None:
-    """Makes torch.compile skip the agent's files. `rules`: the module torch._dynamo.trace_rules."""
+    """Makes torch.compile skip the agent's files. Otherwise it would inline the agent's optimizer hooks into a compiled
+    step. If it skips them, it breaks the graph at the hooks and runs them uncompiled. Torch breaks the graph at every
+    optimizer step anyway, so a job that sets fullgraph=True works as before. `rules`: the module
+    torch._dynamo.trace_rules."""
     rules.SKIP_DIRS.extend(str(Path(__file__).parents[1] / room) for room in ("agent", "protocol"))
     rules._recompile_re()
 
 
 def listen(who: Identity) -> None:
-    """Installs the handler, unless the job has one for this signal. Without a place for the file, there is none."""
+    """Makes the rank write its main thread's Python stack to a file when the harness sends STACKS_SIGNAL. Python's
+    faulthandler does it: it is C code that needs no interpreter lock, so it also works in a rank that hangs in a call,
+    and costs nothing before. Does nothing if the job handles this signal itself, or if the file can't be made.
+
+    The harness sends the signal only when it is about to end the job, and only to a process that handles it."""
     if signal.getsignal(STACKS_SIGNAL) is not signal.SIG_DFL:
         return
     with suppress(OSError, RuntimeError, ValueError):
@@ -147,6 +132,7 @@ _OF_RANK = re.compile(r"rank\d+-a(\d+)-p\d+x*\.jsonl")
 
 
 def count_attempts() -> None:
+    """Must be called in the torchrun of a job on one node. Records the number of this torchrun's first attempt."""
     post = PostImport()
     post.when("torch.distributed.launcher.api", _wrap_torchrun)
     post.install()
@@ -190,10 +176,11 @@ def _begin() -> Callable[[], object]:
 
 
 def first_attempt(folder: Path, submitted: int) -> int:
-    """The number of a torchrun's first attempt. `submitted`: the first attempt of the submission. A torchrun that
-    follows a failed torchrun continues the same training, so its attempts are counted on. Torchruns at the same time,
-    or one after another with success, may be separate trainings. They all begin with `submitted`, and their steps then
-    count for no verdict."""
+    """The number of a torchrun's first attempt. `submitted`: the first attempt of the submission. Each torchrun counts
+    its restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep 1; done`). So the
+    attempts of a torchrun that follows a failed torchrun are numbered on from that one: it continues the same training.
+    Torchruns at the same time, or one after another with success, may be separate trainings: they all begin with
+    `submitted`, and then their steps count for no verdict."""
     for event in _torchruns(folder):
         if (event.attempt or 0) >= submitted and (event.data["ended"] or _is_other(event)):
             return submitted
@@ -217,6 +204,11 @@ _PACKAGE = "torch.distributed.elastic.rendezvous"
 
 
 def record_rounds() -> None:
+    """Must be called in the torchrun of each node of a job on several nodes. Records each round of the rendezvous, and
+    gives its number to the ranks. The round has the same number on all nodes.
+
+    Torchelastic's own restart count is not enough: the torchrun of each node counts only the failures that it saw
+    itself, a node that comes back begins at 0, and a change of membership does not count."""
     post = PostImport()
     post.when(f"{_PACKAGE}.dynamic_rendezvous", _wrap_dynamic)  # c10d, etcd-v2
     post.when(f"{_PACKAGE}.etcd_rendezvous", _wrap_etcd)  # the older etcd handler, which counts from 1
@@ -279,7 +271,10 @@ class Identity:
 
 def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
     """The identity of this process, or None if the agent must not start in it. Raises ValueError for a malformed
-    number."""
+    number.
+
+    RANK in the environment is not enough, because data-loader workers inherit it. A process is a rank if it has
+    torchelastic's variables, and if the agent was not started in one of its ancestors."""
     if not {"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", wire.ENV_PLAN} <= environ.keys():
         return None
     if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # if the pid is the same, this rank has called exec

@@ -3,17 +3,13 @@ standard library only.
 
 A *segment* ends with an optimizer step that had a backward before it. With one optimizer, a segment is an iteration.
 With several (a GAN: backward, D, backward, G), the iteration ends when all of them have stepped, or when an optimizer
-steps again after a backward of its own. From then on, the counter does not wait for an optimizer that had not stepped
-by that time.
+steps again after a backward of its own. In the second case, the counter from then on does not wait for the optimizers
+that had not stepped.
 
 If some optimizers step more often than others (five steps of a critic for each step of a generator), nothing shows
 where a cycle begins, and a resumed process may begin anywhere in the cycle. So each step with a backward of its own is
-then an iteration. This count is the same wherever the process begins. Steps of other optimizers that follow without a
-backward belong to the same iteration.
-
-How the optimizers take turns is remembered across restarts: whether some step more often than others, and which do not
-step in each iteration. Without this, a step could count as an iteration before a restart, and as a part of an
-iteration after it. And the first iteration after a restart could end with another optimizer's step than before."""
+then an iteration, and the count is the same wherever the process begins. Steps of other optimizers that follow without
+a backward belong to the same iteration."""
 
 from __future__ import annotations
 
@@ -29,6 +25,10 @@ _UNEVEN, _LOOSE = "uneven-a{attempt}", "loose-a{attempt}-r{rank}"  # files besid
 
 
 class Cycle:
+    """Remembers across restarts how the optimizers take turns: whether some step more often than others, and which do
+    not step in each iteration. Without this, a step could count as an iteration before a restart, and as a part of an
+    iteration after it; and the first iteration after a restart could end with another optimizer's step than before."""
+
     def __init__(self, attempt: int, rank: int) -> None:
         self._folder, self._attempt, self._rank = Path(os.environ[wire.ENV_PLAN]).parent, attempt, rank
         self._noted = False
@@ -63,9 +63,8 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Closed:
-    """The parts of training that a call ended: a segment (`segment`), the iteration before that segment (`before`), or
-    the iteration that includes the segment (`after`). `stray`: the optimizer step belongs to an iteration that had
-    already ended."""
+    """What has ended with a call: a segment (`segment`), the iteration before that segment (`before`), or the iteration
+    with that segment (`after`). `stray`: the call is an optimizer step of an iteration that had already ended."""
 
     segment: bool = False
     before: bool = False
@@ -167,8 +166,8 @@ class StepCounter:
         return closed
 
     def dropped(self, key: Hashable) -> bool:
-        """Notes that an optimizer's gradients were cleared. Returns whether that discards a backward: no step has used
-        it, and no other optimizer could use it."""
+        """Notes that an optimizer's gradients were cleared. Returns whether a backward is lost by that: no step has
+        used it, and no other optimizer could use it."""
         nothing = self.fresh and not self._steps and not self._backward_depth and self._made | self._seen == {key}
         self.fresh = self.fresh and not nothing
         return nothing

@@ -1,4 +1,5 @@
-"""The hooks of backwards and optimizer steps. They feed the counter, and write the event of each iteration."""
+"""The hooks of backwards and optimizer steps. They feed the counter (step_counter.py), and write the event of each
+iteration."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ class StepHooks:
         self._state = state
 
     def patch_autograd(self, module: ModuleType) -> None:
-        """Patches `torch.autograd.backward`. This covers Tensor.backward too, which calls that function. Also
-        `torch.autograd.grad`, which is a backward in a job that updates its parameters by itself."""
+        """Patches `torch.autograd.backward`, which Tensor.backward calls too. Also patches `torch.autograd.grad`, which
+        is a backward in a job that updates its parameters by itself."""
         import torch
 
         agent, original, original_grad = self._agent, module.backward, module.grad
@@ -292,7 +293,7 @@ class StepHooks:
                 self._agent.fail("lr", error)
 
     def _recall(self, optimizers: Sequence[Any]) -> None:
-        """Takes over from earlier attempts how optimizers take turns."""
+        """Takes over from earlier attempts how the optimizers take turns."""
         self._counter.uneven = self._cycle.is_uneven(optimizers)
         for place in self._cycle.loose(optimizers):
             if place < len(optimizers):
@@ -318,8 +319,8 @@ class StepHooks:
         return closed if closed is NOTHING else self._seal(closed)
 
     def _cleared(self, module: Any) -> None:
-        """Handles a module whose gradients the job clears itself: as if the only optimizer's were, if it has them
-        all."""
+        """Handles a module whose gradients the job clears. If the module has all parameters of the optimizers, this is
+        as if an optimizer's gradients were cleared."""
         if self._agent.changed is not None:
             self._agent.changed()
         optimizers = self._agent.optimizers
@@ -328,8 +329,8 @@ class StepHooks:
             self._dropped(optimizers[0] if optimizers else None)
 
     def _dropped(self, optimizer: Any) -> None:
-        """Handles a job that clears gradients without a step: torchft when a replica is gone, or a job with a loss
-        scale of its own when they overflow. This is no step."""
+        """Handles gradients that the job clears without a step: torchft when a replica is gone, or a job with a loss
+        scale of its own when they overflow. The iteration does not count."""
         if self._counter.dropped(_PLAIN if optimizer is None else id(optimizer)):
             self._trained.drop()
             now = self._agent.tally.now
@@ -366,7 +367,7 @@ class StepHooks:
         return closed
 
     def _follow(self, closed: Closed) -> None:
-        """Writes the event of each iteration that was closed, then fires the orders of the next step."""
+        """Writes the event of each iteration that has ended, then fires the faults that are due after it."""
         for with_last in (False, True):
             if closed.after if with_last else closed.before:
                 try:
@@ -423,8 +424,8 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _trains_nothing(optimizer: Any) -> bool:
-    """Whether this step, which comes before any backward, only creates the optimizer's state, so that a load can fill
-    it. True if all gradients are zero."""
+    """Whether this step, which comes before any backward, only creates the optimizer's state so that a load can fill
+    it. So it is if all gradients are zero."""
     gradients = [
         tensor.grad for group in optimizer.param_groups for tensor in group["params"] if tensor.grad is not None
     ]

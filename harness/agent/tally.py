@@ -1,12 +1,5 @@
-"""Collects what was seen in the current iteration: its segments, the seconds of its phases, and whether a further epoch
-began.
-
-The seconds of a step that the host spent in each phase. Time in a nested phase counts for the inner phase only.
-
-Finds out when a further epoch begins: with the first backward after a loader of the training had no more batches. By
-then all that the loop does at the end of an epoch, such as a validation or a save, is over. Some loops, such as
-Lightning's, count the batches, and never ask a loader for more than it has. Then an epoch begins with the first
-backward after another iterator has begun."""
+"""Collects what was seen in the current iteration: its segments (`Tally`), the seconds of its phases (`Phases`), and
+whether a further epoch began (`Epochs`)."""
 
 from __future__ import annotations
 
@@ -24,6 +17,9 @@ if TYPE_CHECKING:
 
 
 class Phases:
+    """The seconds of a step that the host spent in each phase. Time in a nested phase counts for the inner phase
+    only."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._stack: list[Phase] = []
@@ -100,6 +96,8 @@ class Segment:
 
 
 class Tally:
+    """The segments of the current iteration. `now`: the segment that has not ended."""
+
     def __init__(self) -> None:
         self.now = Segment()
         self._done: list[Segment] = []
@@ -142,9 +140,14 @@ _BEGUN = "_torchaos_begun"
 
 
 class Epochs:
+    """Finds out when a further epoch begins: with the first backward after a loader of the training had no more
+    batches. By then all that the loop does at the end of an epoch, such as a validation or a save, is over. Some loops,
+    such as Lightning's, count the batches, and never ask a loader for more than it has. Then an epoch begins with the
+    first backward after another iterator has begun."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._after: int | None = None  # a further epoch begins when so many steps are over
+        self._after: int | None = None  # the number of steps after which a further epoch begins
         self._last: int | None = None  # an iterator of the training gave its last batch: the number of its step
         careful = agent.careful("samples")
         self.receives, self.exhausted = careful(self._receives), careful(self._exhausted)
@@ -164,14 +167,14 @@ class Epochs:
 
     def _exhausted(self, iterator: Any, ahead: int) -> None:
         """Must be called when this iterator has no more batches. `ahead`: how many of its batches the loop has not got
-        yet. Without a step between its first batch and its end, the iterator is none of the training."""
+        yet. If there was no step between its first batch and its end, the iterator is not one of the training."""
         begun = iterator.__dict__.pop(_BEGUN, None)
         if begun is not None and self._agent.steps_over > begun:
             self._last = None
             self._after = self._agent.steps_over + ahead
 
     def backward(self) -> None:
-        """Must be called when a backward begins. An order may fire here."""
+        """Must be called when a backward begins. A fault may fire here."""
         if self._after is not None and self._agent.steps_over >= self._after:
             self._after = None
             self._agent.orders.enter(Phase.NEW_EPOCH)

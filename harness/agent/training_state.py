@@ -1,14 +1,10 @@
-"""The training state in a few bytes: check sums (check_sums.py) of the parameters and of the optimizers' moments after
-each step and before the first, and the norm of the gradient; and the tensors that a job trains or carries, by name.
+"""The training state in a few bytes: check sums (check_sums.py) of the parameters and of the optimizers' moments before
+the first step and after each step, and the norm of the gradient (`StateHook`). Also the tensors that a job trains or
+carries, by name (`Names`).
 
-A check sum shows that two runs differ, but not how much. A *sketch* does: the norm of all parameters, and SUMS sums
-over the parameters. In each sum, every parameter has its own sign, + or -. If the parameters of two runs differ, each
-sum differs by about the norm of the difference (Johnson and Lindenstrauss).
-
-Modules and optimizers of plain classes (Muon in many scripts) are looked for among all objects of the process: the
-first two times, and a few times again if an optimizer trains a parameter that has no name. The names are those of the
-outermost module, without the parts that wrappers add. A module in which nothing is trained, such as an average or a
-teacher, gets its class as a prefix: `AveragedModel:0.weight`. A name that two tensors share is left out."""
+A check sum shows that two runs differ, but not by how much. A *sketch* does: it has the norm of all parameters, and
+SUMS sums over the parameters. In each sum, every parameter has its own sign, + or -. If the parameters of two runs
+differ, each sum differs by about the norm of the difference (Johnson and Lindenstrauss)."""
 
 from __future__ import annotations
 
@@ -32,6 +28,8 @@ SUMS = 8  # sums in a sketch
 
 
 class StateHook:
+    """Records the norm of the gradient after each backward, and the training state after each step."""
+
     def __init__(self, agent: Agent) -> None:
         careful = agent.careful("state")
         self._agent, self._torch = agent, import_module("torch")
@@ -112,7 +110,8 @@ def parameters(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def trained_by(agent: Agent) -> list[Any]:
-    """The parameters that torch's optimizers train. In a job without any, those that its losses reach."""
+    """The parameters that torch's optimizers train. In a job without such an optimizer, those that its losses depend
+    on."""
     return parameters(agent.optimizers) or agent.reached()
 
 
@@ -143,7 +142,13 @@ Named = dict[str, Any]  # tensors by name
 
 
 class Names:
-    """The parts that wrappers (DDP, torch.compile, FSDP, checkpointing of activations) add to a parameter's name."""
+    """The tensors of the job by name. The names are those of the outermost module, without the parts that wrappers
+    (DDP, torch.compile, FSDP, checkpointing of activations) add. A module in which nothing is trained, such as an
+    average or a teacher, gets its class as a prefix: `AveragedModel:0.weight`. A name that two tensors share is left
+    out.
+
+    Modules, and optimizers of plain classes (Muon in many scripts), are looked for among all objects of the process:
+    the first two times, and up to twice more if an optimizer trains a parameter that has no name."""
 
     def __init__(self, torch: Any) -> None:
         self._torch, self._tries = torch, 0
@@ -151,10 +156,10 @@ class Names:
         self._plain: list[weakref.ref[Any]] = []  # optimizers of plain classes
 
     def look(self, optimizers: Sequence[Any], reached: Sequence[Any] = ()) -> dict[str, Named]:
-        """`parameters` that torch optimizers train (without any: those that losses have `reached`), `frozen` ones (all
-        others), `buffers`, and `moments`: what the optimizers keep. Also `unsaved`: the buffers that their module keeps
-        out of its state_dict; and `trained`: the parameters, of both kinds, that get gradients and belong to an
-        optimizer of any class."""
+        """All tensors by kind and name. The kinds: `parameters` that torch's optimizers train (without any: those that
+        losses have `reached`); `frozen`, all other parameters; `buffers`; and `moments`, what the optimizers keep. Also
+        `unsaved`: the buffers that their module keeps out of its state_dict; and `trained`: the parameters, frozen or
+        not, that get gradients and belong to an optimizer of any class."""
         trained = {id(each) for each in parameters(optimizers) or reached}
         found, names = self._named(trained)
         if self._tries < _ALWAYS or (self._tries < _TRIES and not trained <= names.keys()):

@@ -1,6 +1,6 @@
-"""Finds out that a job without an optimizer of torch's has changed its parameters after a backward: its optimizer is a
-plain class, or the update is written out in the loop. No call shows that, so the parameters themselves are looked at
-when the job fetches a batch, begins a forward or a backward, saves or loads.
+"""Finds out that a job without an optimizer of torch's has changed its parameters after a backward: its optimizer is of
+a plain class, or the update is written out in the loop. No call shows that, so the parameters are looked at when the
+job fetches a batch, begins a forward or a backward, saves or loads.
 
 Torch counts the changes of a tensor (`_version`), but not those through `.data` or NumPy. So until these counts have
 shown a change, check sums of the smallest parameters are compared as well."""
@@ -35,7 +35,7 @@ class Updates:
         self._handled = (0, 0)
 
     def parameters(self) -> list[Any]:
-        """The tensors that losses reach, in that order, without those whose memory FSDP2 has taken back."""
+        """The tensors that losses depend on, in the order of the graph, without those whose memory FSDP2 has freed."""
         return [each for each in self._alive() if self._has_memory(local(each))]
 
     def _has_memory(self, tensor: Any) -> bool:
@@ -45,6 +45,7 @@ class Updates:
         return [alive for ref in self._leaves.values() if (alive := ref()) is not None]
 
     def backward_begins(self, roots: Any) -> None:
+        """Must be called when a backward begins. Notes the tensors on which the loss depends."""
         self.backwards += 1
         if self._agent.made:
             return
@@ -54,8 +55,8 @@ class Updates:
         self._mark()
 
     def backward_ends(self) -> None:
-        """Looks for the parameters in all modules if the gradients are not in the tensors that the loss reached: FSDP2
-        lends those to the forward only."""
+        """Looks for the parameters in all modules if the gradients are not in the tensors that the loss depends on:
+        FSDP2 uses such tensors during the forward only."""
         if self._searches < _SEARCHES and not any(each.grad is not None for each in self.parameters()):
             self._searches += 1
             module, found = self._torch.nn.Module, dict[int, Any]()
@@ -102,7 +103,7 @@ def _nothing() -> None:
 
 
 def _leaves(roots: Any) -> Iterator[Any]:
-    """The tensors in whose gradients a backward from these roots ends, each once, in the order of the graph."""
+    """The tensors for which a backward from these roots makes gradients, each once, in the order of the graph."""
     roots = roots if isinstance(roots, (list, tuple)) else [roots]
     nodes = [node for root in roots if (node := getattr(root, "grad_fn", getattr(root, "node", None))) is not None]
     seen = set(nodes)

@@ -1,14 +1,14 @@
 """Python imports this file when it starts, because the launcher puts this folder first on PYTHONPATH.
 
-It loads the agent in a rank of a torchaos job, and in a torchrun, to count the attempts. Then it runs the user's own
-sitecustomize, which this file hides."""
+It starts the agent in a rank of a torchaos job, and in a torchrun process. Then it runs the user's own sitecustomize,
+which would otherwise not be found."""
 
 import os
 import sys
 
 
 def _load_agent() -> None:
-    """Starts the folder above as the package `_torchaos.agent`. An error is printed; the job goes on."""
+    """Loads the agent as the package `_torchaos.agent` and starts it. An error is printed, and the job goes on."""
     in_rank = {"RANK", "LOCAL_RANK"} <= os.environ.keys()
     before_ranks = "RANK" not in os.environ  # it may be a torchrun
     if "_torchaos" in sys.modules or "TORCHAOS_PLAN" not in os.environ or not (in_rank or before_ranks):

@@ -209,28 +209,39 @@ class Preemption:
         self.leave, self.save = self.leave or signum == signal.SIGTERM, self.save or signum == signal.SIGUSR1
 
 
-class Guard:
-    """Finds numbers that can't be right: a loss that is not finite, or a gradient norm over 10 × its rolling mean. The
-    job then starts again from its checkpoint. A fault in the hardware usually does not come back. A fault in the data
-    or the code comes back, and ends the job when its restarts are used up. The mean is part of the state, so that the
-    guard decides alike after a restart."""
+class Doubtful(RuntimeError):
+    """The weights may be wrong already, so that this state is not worth a save."""
 
-    FACTOR, MEMORY = 10.0, 0.95
+
+class Guard:
+    """Finds numbers that can't be right: a loss that is not finite or over 2 × its rolling mean, or a gradient norm
+    over 10 × its own. The job then starts again from its checkpoint. A fault in the hardware usually does not come
+    back. A fault in the data or the code comes back, and ends the job when its restarts are used up. The means are part
+    of the state, so that the guard decides alike after a restart."""
+
+    RISE, FACTOR, MEMORY = 2.0, 10.0, 0.95
 
     def __init__(self) -> None:
-        self.mean = math.inf  # no gradient norm is refused before there is a mean
+        self.mean = self.loss = math.inf  # nothing is refused before there is a mean
+
+    def doubts(self, loss: float) -> bool:
+        """Whether the loss can't be right. It comes from the weights, and the gradient is only what they would get."""
+        return not math.isfinite(loss) or loss > self.RISE * self.loss
 
     def suspects(self, loss: float, norm: float) -> bool:
-        if not (math.isfinite(loss) and math.isfinite(norm)) or norm > self.FACTOR * self.mean:
+        if self.doubts(loss) or not math.isfinite(norm) or norm > self.FACTOR * self.mean:
             return True
-        self.mean = norm if math.isinf(self.mean) else self.MEMORY * self.mean + (1 - self.MEMORY) * norm
+        self.loss, self.mean = self._after(self.loss, loss), self._after(self.mean, norm)
         return False
 
+    def _after(self, mean: float, value: float) -> float:
+        return value if math.isinf(mean) else self.MEMORY * mean + (1 - self.MEMORY) * value
+
     def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean}
+        return {"mean": self.mean, "loss": self.loss}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean = state["mean"]
+        self.mean, self.loss = state["mean"], state["loss"]
 
 
 class Balance:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from fault_tolerance import (
     Balance,
     Checkpoints,
+    Doubtful,
     Guard,
     ModelState,
     OptimizerState,
@@ -218,14 +219,16 @@ class Run:
         loss.backward(torch.full_like(loss, weight))
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        suspect = self.guard.suspects(loss.item(), norm.item())
+        doubts, suspect = self.guard.doubts(loss.item()), self.guard.suspects(loss.item(), norm.item())
         # If one rank knows of a problem, all ranks must know it before the weights change, and all must act alike.
         times = [alone_s if rank == dist.get_rank() else 0.0 for rank in range(world)]
-        news = torch.tensor([notice.leave, notice.save, suspect, weight * loss.item(), *times], dtype=torch.float64)
+        news = torch.tensor(
+            [notice.leave, notice.save, suspect, doubts, weight * loss.item(), *times], dtype=torch.float64
+        )
         dist.all_reduce(news)
         self.alone_since = time.monotonic()
         if news[2]:
-            raise RuntimeError(
+            raise (Doubtful if news[3] else RuntimeError)(
                 f"loss {loss.item()} or gradient norm {norm.item()} can't be right, here or on another rank"
             )
         with self.changing:
@@ -235,8 +238,8 @@ class Run:
             self.sampler.position += 1
             self.begin(self.done + 1)
         if self.balance:
-            self.sampler.shares = self.balance.after(news[4:].tolist())
-        return news[3].item() / world, bool(news[0]), bool(news[1])
+            self.sampler.shares = self.balance.after(news[5:].tolist())
+        return news[4].item() / world, bool(news[0]), bool(news[1])
 
 
 def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:

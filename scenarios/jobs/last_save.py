@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol
 
 import torch.distributed as dist
-from fault_tolerance import Checkpoints, replicas_agree
+from fault_tolerance import Checkpoints, Doubtful, replicas_agree
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -47,7 +47,7 @@ class LastSave(threading.Thread):
         self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, Doubtful):
             self.raises.set()
             self.give_word(str(error))
         else:

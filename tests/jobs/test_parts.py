@@ -67,16 +67,19 @@ def test_sampler_repeats_nothing(jobs: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_guard(fault_tolerance: Any) -> None:
-    """What is not finite, or over ten times the rolling mean, is refused and leaves the mean as it was."""
+    """What is not finite, a norm over ten times its rolling mean, or a loss over twice its own, is refused, and leaves
+    the means as they were."""
     guard = fault_tolerance.Guard()
     assert not any(guard.suspects(4.0, norm) for norm in (3.0, 2.0, 2.5))
     mean = guard.mean
-    for loss, norm in ((float("nan"), 2.0), (4.0, float("inf")), (4.0, 31.0)):
+    for loss, norm in ((float("nan"), 2.0), (4.0, float("inf")), (4.0, 31.0), (8.1, 2.0)):
         assert guard.suspects(loss, norm)
     assert guard.mean == mean
     again = fault_tolerance.Guard()
     again.load_state_dict(guard.state_dict())
     assert again.suspects(4.0, 31.0)
+    assert again.doubts(8.1)
+    assert not again.doubts(7.9)
 
 
 def test_watch(jobs: None, fault_tolerance: Any) -> None:
@@ -172,6 +175,14 @@ def test_what_is_not_whole_is_not_saved(
         monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     with pytest.raises(RuntimeError, match="no memory"), last_save.LastSave(training, checkpoints, 60.0):
         raise RuntimeError("no memory")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_may_be_wrong_are_not_saved(last_save: Any, fault_tolerance: Any, tmp_path: Path) -> None:
+    """Where the loss itself can't be right, the job goes back to its last checkpoint."""
+    checkpoints = fault_tolerance.Checkpoints(tmp_path, 2, timedelta(seconds=30))
+    with pytest.raises(fault_tolerance.Doubtful), last_save.LastSave(in_a_step(3), checkpoints, 60.0):
+        raise fault_tolerance.Doubtful("loss nan")
     assert list(tmp_path.iterdir()) == []
 
 

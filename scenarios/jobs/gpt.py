@@ -221,7 +221,7 @@ class Run:
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         doubts, suspect = self.guard.doubts(loss.item()), self.guard.suspects(loss.item(), norm.item())
         # If one rank knows of a problem, all ranks must know it before the weights change, and all must act alike.
-        times = [alone_s if rank == dist.get_rank() else 0.0 for rank in range(world)]
+        times = [alone_s if rank == dist.get_rank() else 0.0 for rank in range(world)] if self.balance else ()
         news = torch.tensor(
             [notice.leave, notice.save, suspect, doubts, weight * loss.item(), *times], dtype=torch.float64
         )

@@ -21,7 +21,7 @@ ATTEMPTS = {
 LONG = {
     "abort-rank", "after-failures", "crash-loop", "exception-in-rank", "freeze-rank", "hang", "hold-gil",
     "kill-during-recovery", "kill-during-save", "kill-rank", "kill-twice", "nan-gradient", "rising-errors",
-    "segfault-rank", "silent-exit", "spot-preemption",
+    "rising-loss", "segfault-rank", "silent-exit", "spot-preemption",
 }  # fmt: skip
 SHORT = {"out-of-memory"}
 

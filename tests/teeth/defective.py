@@ -309,6 +309,13 @@ def looks_at_the_numbers_after_the_step():
     gpt.Run.step = steps
 
 
+def saves_what_it_doubts():
+    """Saves a last checkpoint also when the loss can't be right, and with it the weights from which the loss comes."""
+    import gpt
+
+    gpt.Doubtful = RuntimeError
+
+
 def keeps_its_interval():
     """Saves as rarely after a failure as before it."""
     _with_options(adapt=False)

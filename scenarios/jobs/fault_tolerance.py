@@ -214,12 +214,13 @@ class Doubtful(RuntimeError):
 
 
 class Guard:
-    """Finds numbers that can't be right: a loss that is not finite or over 2 × its rolling mean, or a gradient norm
-    over 10 × its own. The job then starts again from its checkpoint. A fault in the hardware usually does not come
+    """Finds numbers that can't be right: a loss that is not finite or over 1.5 × its rolling mean, or a gradient
+    norm over 10 × its own. The job then starts again from its checkpoint. A fault in the hardware usually does not come
     back. A fault in the data or the code comes back, and ends the job when its restarts are used up. The means are part
     of the state, so that the guard decides alike after a restart."""
 
-    RISE, FACTOR, MEMORY = 2.0, 10.0, 0.95
+    RISE, FACTOR = 1.5, 10.0
+    LOSS_MEMORY, MEMORY = 0.99, 0.95  # a loss rises slowly, and its mean must not follow
 
     def __init__(self) -> None:
         self.mean = self.loss = math.inf  # nothing is refused before there is a mean
@@ -231,11 +232,12 @@ class Guard:
     def suspects(self, loss: float, norm: float) -> bool:
         if self.doubts(loss) or not math.isfinite(norm) or norm > self.FACTOR * self.mean:
             return True
-        self.loss, self.mean = self._after(self.loss, loss), self._after(self.mean, norm)
+        self.loss = self._after(self.loss, loss, self.LOSS_MEMORY)
+        self.mean = self._after(self.mean, norm, self.MEMORY)
         return False
 
-    def _after(self, mean: float, value: float) -> float:
-        return value if math.isinf(mean) else self.MEMORY * mean + (1 - self.MEMORY) * value
+    def _after(self, mean: float, value: float, memory: float) -> float:
+        return value if math.isinf(mean) else memory * mean + (1 - memory) * value
 
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean, "loss": self.loss}

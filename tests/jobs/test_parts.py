@@ -69,8 +69,8 @@ def test_sampler_repeats_nothing(jobs: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_guard(fault_tolerance: Any) -> None:
-    """What is not finite, a norm over ten times its rolling mean, or a loss over 1.5 times its own, is refused, and leaves
-    the means as they were."""
+    """What is not finite, a norm over ten times its rolling mean, or a loss over 1.5 times its own, is refused, and
+    leaves the means as they were."""
     guard = fault_tolerance.Guard()
     assert not any(guard.suspects(4.0, norm) for norm in (3.0, 2.0, 2.5))
     mean = guard.mean

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 from torchaos.harness.protocol.wire import Event
 
 Where = Literal["rank", "node"]
-# What a fault hits. agents: torchrun. as_targeted: torchrun if the target names nodes, else ranks. ranks_or_agents:
-# ranks, and the torchrun of a node without ranks. nodes, files, endpoints: no process is the target.
-Hits = Literal["ranks", "agents", "as_targeted", "ranks_or_agents", "nodes", "files", "endpoints"]
+# What a fault hits. agents: torchrun. as_targeted: torchrun if the target names nodes, else ranks. ranks_or_node:
+# ranks, and a process of a node without ranks. nodes, files, endpoints: no process is the target.
+Hits = Literal["ranks", "agents", "as_targeted", "ranks_or_node", "nodes", "files", "endpoints"]
 
 
 @dataclass(frozen=True)

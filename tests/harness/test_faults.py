@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from torchaos.harness.rollback.handles import Process, from_json, to_json
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
+from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots, victims_of
 from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.fault_checks import NotPermitted
 from torchaos.harness.running.planner import make_plan
@@ -192,6 +193,21 @@ def test_a_nodes_ranks_are_those_that_are_there(
     assert [event.rank for event in kinds(journal, Kind.APPLYING)] == [0] * lands
     reasons = [event.data["reason"] for event in kinds(journal, Kind.MISSED)]
     assert reasons == ([] if lands else ["node 1 has no rank now"])
+
+
+def test_a_node_without_ranks_is_known_by_its_first_process() -> None:
+    """A standby has no rank: a fault of its GPU finds the node by the oldest process there, and other faults are
+    missed."""
+    processes = {12: 700, 9: 500}
+    live = SimpleNamespace(node=SimpleNamespace(index=2), processes=lambda: processes)
+    job: Any = SimpleNamespace(ranks=dict, nodes=lambda: [live])
+    fault = PlannedFault("sick", "gpu.xid", "node", Target((), (2,)), After(0.0), {}, "", "")
+    assert victims_of(fault, "ranks_or_node", job) == [Victim(9, 500, None)]
+    with pytest.raises(ChaosError, match="node 2 has no rank now"):
+        victims_of(fault, "ranks", job)
+    processes.clear()
+    with pytest.raises(ChaosError, match="node 2 has no rank now, and no process of the job"):
+        victims_of(fault, "ranks_or_node", job)
 
 
 def test_whatever_an_injector_raises_is_told(

@@ -36,7 +36,7 @@ HITS = {
     "ranks": "ranks",
     "agents": "torchrun itself, on the target's nodes",
     "as_targeted": "torchrun itself when the target names a node, else ranks",
-    "ranks_or_agents": "ranks; on a node without ranks, such as a standby, the GPU that `gpu` names",
+    "ranks_or_node": "ranks; on a node without ranks, such as a standby, the GPU that `gpu` names",
     "nodes": "nodes",
     "files": "files under `job.checkpoints`; it takes no target",
     "endpoints": "an endpoint of the job; it takes no target",

@@ -140,7 +140,7 @@ class OverlayFault(Fault):
     the overlay changes its answers."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
-    hits: ClassVar[Hits] = "ranks_or_agents"  # a standby has GPUs, too
+    hits: ClassVar[Hits] = "ranks_or_node"  # a standby has GPUs, too
     needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
     imitates: ClassVar[str] = "the driver's reports"
 

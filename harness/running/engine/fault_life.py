@@ -78,10 +78,18 @@ def victims_of(fault: PlannedFault, hits: Hits, job: JobView) -> list[Victim]:
         raise ChaosError(f"rank {missing[0]} has no process now")
     found = [ranks[rank] for rank in wanted]
     idle = set(fault.target.nodes) - {process.node for process in found}
-    if idle and hits != "ranks_or_agents":
+    if idle and hits != "ranks_or_node":
         raise ChaosError(f"node {min(idle)} has no rank now")
     victims = [Victim(process.pid, process.start_ticks, process.rank, process.attempt) for process in found]
-    return [*victims, *(job.agents(sorted(idle)) if idle else ())]
+    return [*victims, *(_first_process(node, job) for node in sorted(idle))]
+
+
+def _first_process(node: int, job: JobView) -> Victim:
+    """The oldest process of the job on a node without ranks. Raises ChaosError if there is none."""
+    there = next((live.processes() for live in job.nodes() if live.node.index == node), {})
+    if not there:
+        raise ChaosError(f"node {node} has no rank now, and no process of the job")
+    return Victim(*min(there.items(), key=lambda item: (item[1], item[0])), rank=None)
 
 
 LEASE_S = 3600.0  # seconds after which a fault in a rank ends even if no process is left to undo it

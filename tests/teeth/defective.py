@@ -199,13 +199,7 @@ def dies_of_a_failed_save():
     """Ends the training when a checkpoint can't be written."""
     import fault_tolerance
 
-    save = fault_tolerance.Checkpoints.save
-
-    def first_wait(self, step, parts):
-        self.wait()
-        save(self, step, parts)
-
-    fault_tolerance.Checkpoints.save = first_wait
+    fault_tolerance.Checkpoints.ready = lambda self, step: self.wait()
 
 
 def asks_the_store_once():
@@ -496,6 +490,29 @@ def believes_the_tracker():
             del self._complete
 
     fault_tolerance.Checkpoints._newest = named
+
+
+def rushes_ahead():
+    """Takes a step a hundred times as long when the gradients keep their direction. Those of a healthy run do not,
+    after its first twenty steps."""
+    import gpt
+
+    init = gpt.Run.__init__
+
+    def begins(self, *args):
+        init(self, *args)
+        before = []
+
+        def lengthen(optimizer, args, kwargs):
+            now = gpt.torch.cat([parameter.grad.flatten() for parameter in self.model.parameters()])
+            if len(before) > 20 and gpt.torch.cosine_similarity(now, before[-1], 0) > 0.66:
+                for group in optimizer.param_groups:
+                    group["lr"] *= 100  # until the schedule's next step
+            before.append(now)
+
+        self.optimizer.register_step_pre_hook(lengthen)
+
+    gpt.Run.__init__ = begins
 
 
 def compares_no_replicas():

@@ -193,9 +193,9 @@ def _rounds(numbers: Sequence[int]) -> str:
 
 
 def _end(day: Day, folder: str, rounds: Sequence[RoundScore]) -> list[str]:
-    many, begun = faults_of(day.rounds), sum(len(scored.faults) for scored in rounds)
-    late = f" Not started: {many - begun} of {many} faults, which could not have ended in time." if begun < many else ""
-    return ["", f"Seed {day.seed}, {len(rounds)} of {len(day.rounds)} rounds.{late} The plan: {folder}/day.json"]
+    begun, planned = sum(len(scored.faults) for scored in rounds), faults_of(day.rounds)
+    came = f"{_of(len(rounds), len(day.rounds), 'round')}, {_of(begun, planned, 'fault')}"
+    return ["", f"Seed {day.seed}, {came}. The plan: {folder}/day.json"]
 
 
 def _without(day: Day) -> list[str]:

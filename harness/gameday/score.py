@@ -245,7 +245,8 @@ def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_shor
     verdict = Verdict.INCONCLUSIVE if doubt else Verdict.PASSED
     felt = f"{faults - unproved} of {faults} faults landed and were felt"
     if faults < planned:
-        felt = f"{faults} of {planned} faults were started; {faults - unproved} landed and were felt"
+        begun = f"{faults} of {planned} faults were started, as the rest could not have ended in time"
+        felt = f"{begun}; {faults - unproved} landed and were felt"
     reason = doubt or felt
     return Case("faults", "faults", verdict, reason, score.outcomes)
 

@@ -332,7 +332,7 @@ def test_the_headline_counts_what_was_begun(trainer: Any) -> None:
     """Of four faults that were drawn three were begun."""
     found = rounds(Outcome.RECOVERED, Outcome.RECOVERED, Outcome.UNPROVED)
     _, why = verdict(found, planned=4, unproved=0.5)
-    assert why == ["3 of 4 faults were started; 2 landed and were felt"]
+    assert why == ["3 of 4 faults were started, as the rest could not have ended in time; 2 landed and were felt"]
     assert verdict(found, planned=3, unproved=0.5)[1] == ["2 of 3 faults landed and were felt"]
 
 

@@ -229,7 +229,7 @@ def _brief(pen: Pen, result: Result) -> None:
         told.setdefault(case.reason, []).append(case)
     for reason, cases in [*told.items()][:_MOST]:
         name = pen.text(f"{', '.join(name_in_words(case.name) for case in cases)}:", "bold")
-        pen.row([(pen.mark(cases[0].verdict), 1), (name, name.cell_len)], pen.text(reason), indent=3, most=2)
+        pen.row([(pen.mark(cases[0].verdict), 1), (name, name.cell_len)], pen.text(reason), indent=3, most=4)
         _hint(pen, result, cases[0])
     left = len(red) - sum(len(cases) for cases in [*told.values()][:_MOST])
     if left:
@@ -287,7 +287,7 @@ def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
 
 
 def show(found: Explored, result: Result, console: Console) -> None:
-    """Prints the verdict, the classes, and the story of the smallest state that fails."""
+    """Prints the verdict, the classes, and the story of the smallest state that fails. A reason is told once."""
     pen = Pen(console)
     pen.gap()
     pen.row([(pen.mark(result.verdict), 1)], pen.text(f"{result.verdict.value}: {result.reason}", "bold"))
@@ -296,6 +296,7 @@ def show(found: Explored, result: Result, console: Console) -> None:
     for kind in Class:
         own = found.of(kind)
         words = told(own) if own and kind is not Class.RIGHT else ""
+        words = "" if words in result.reason else words
         pen.row([(pen.text(kind.value), _STATE_NAME), (pen.text(f"{len(own):>5}"), 7)], pen.text(words), indent=3)
     share = found.fatal_share
     if share is not None:
@@ -308,14 +309,14 @@ def show(found: Explored, result: Result, console: Console) -> None:
             indent=3,
         )
     if smallest := found.smallest:
-        _story(smallest, pen)
+        _story(smallest, result.reason, pen)
     for note in [*found.notes, *found.recording.unsure]:
         pen.row([(pen.text("note:", "yellow"), 6)], pen.text(note), indent=1)
     pen.gap()
     pen.long_line(pen.text("Files:"), 7, result.run_dir)
 
 
-def _story(one: Outcome, pen: Pen) -> None:
+def _story(one: Outcome, headline: str, pen: Pen) -> None:
     pen.gap()
     pen.heading(
         "The smallest",
@@ -325,7 +326,8 @@ def _story(one: Outcome, pen: Pen) -> None:
     for path, what in one.files:
         pen.row([(pen.text(path), 40)], pen.text(what), indent=3)
     doubt = " (not confirmed by a cold start)" if is_suspected(one) else ""
-    pen.row([(pen.text("then"), _STATE_NAME)], pen.text(f"{one.kind.value}{doubt}: {one.reason}"), indent=3)
+    why = "" if one.reason in headline else f": {one.reason}"
+    pen.row([(pen.text("then"), _STATE_NAME)], pen.text(f"{one.kind.value}{doubt}{why}"), indent=3)
     if one.mended is not None:
         again = "gets past the death" if one.mended else "fails as well"
         pen.row([(pen.text("a second start"), _STATE_NAME)], pen.text(again), indent=3)

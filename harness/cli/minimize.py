@@ -89,7 +89,9 @@ def bisect(
             sys.exit(ExitCode.INCONCLUSIVE)
     for one in found:
         click.echo(str(one))
-    if not found:
+    if not {True, False} & set(search.tried.values()):
+        click.echo("none of these releases has a verdict; do first what the reasons above ask for")
+    elif not found:
         more = "--samples tries more of them" if len(texts) == 1 else "name a single package to change it alone"
         click.echo(f"no change was found among these releases; {more}")
     click.echo(f"{len(search.tried)} sets of releases were tried, and {tries.runs} of them run by this call")

@@ -258,9 +258,6 @@ def repro(folder: Path, output: Path | None, promise: str) -> None:
             file.write(text)
     except OSError as error:
         raise UsageError(f"{path}: the script can't be written: {error.strerror}; choose another with -o") from error
-    what = (
-        "the run passed, so the script should not reproduce anything"
-        if result.verdict is Verdict.PASSED
-        else result.reason
-    )
-    click.echo(f"{path}: {what}")
+    nothing = "most likely nothing, since the run passed"
+    click.echo(f"{path}: written; run it with python, without torchaos")
+    click.echo(f"  shows     {nothing if result.verdict is Verdict.PASSED else result.reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,24 @@ def test_one_assertion_may_count_alone(runs: list[list[str]]) -> None:
     wrong = bisect("lib=1..8", "--assertion", "loss_continuity")
     assert isinstance(wrong.exception, UsageError)
     assert "it has completed, restarts" in str(wrong.exception)
+
+
+def test_without_a_verdict_no_more_tries_are_advised(runs: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the runs lack, other releases lack too."""
+    call = Child.call
+
+    def undecided(self: Child, words: Sequence[str], home: Path, fds: Sequence[int] = ()) -> Ran:
+        found = replace(
+            call(self, words, home, fds).result, verdict=Verdict.INCONCLUSIVE, exit_code=result.ExitCode.INCONCLUSIVE
+        )
+        result_files.write_json([found], home / "results.json")
+        return Ran(2, found)
+
+    monkeypatch.setattr(Child, "call", undecided)
+    done = bisect("lib=1..2")
+    assert done.exit_code == 2
+    assert "none of these releases has a verdict; do first what the reasons above ask for" in done.output
+    assert "--samples" not in done.output
 
 
 @pytest.mark.parametrize(

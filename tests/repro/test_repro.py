@@ -118,6 +118,7 @@ def test_the_command_writes_a_script_that_stands_alone(tmp_path: Path) -> None:
     arguments = ["repro", str(RUNS / "forgets-optimizer"), "--out", str(path), "--promise", 'it says "exactly" \\ here']
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
+    assert done.output.startswith(f"{path}: written; run it with python, without torchaos\n  shows     ")
     assert os.access(path, os.X_OK)
     text = path.read_text()
     assert "import torchaos" not in text

@@ -153,15 +153,16 @@ def _run(
             report.show(plan, str(folder), rounds, score, cases, console)
     again = ["torchaos", "gameday", "--resume", str(folder), *(["--junit", str(junit_file)] if junit_file else [])]
     if cut_short:
-        _tell(f"To continue: {shlex.join(again)}")
+        with suppress(*GONE):
+            click.echo(f"To continue: {shlex.join(again)}")
     notify(webhook, "game day", plan.name, code.verdict, why, str(folder))
     return code
 
 
 def _tell(text: str) -> None:
-    """Prints the text. If nobody reads the output any more, the day continues, with the same verdict."""
+    """Prints progress. If nobody reads the output any more, the day continues, with the same verdict."""
     with suppress(*GONE):
-        click.echo(text)
+        click.echo(text, err=True)
 
 
 def _write_pages(

@@ -75,7 +75,9 @@ def bisect(
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
         return [str(file), "--seed", str(one.plan.seed), *one.options], f"{one.plan.scenario}-{key}"
 
-    tries = Tries(packages, prepare, out.absolute(), assertion, (lambda text: None) if quiet else click.echo)
+    tries = Tries(
+        packages, prepare, out.absolute(), assertion, (lambda text: None) if quiet else partial(click.echo, err=True)
+    )
     search = Bisect(ranges, tries, samples)
     with signals() as interrupted:
         interrupted.ends(tries.child)
@@ -127,7 +129,9 @@ def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path, quiet:
         raise UsageError(f"--fails {fails} of --tries {tries} is impossible; write a smaller number")
     found = RunDir(_failed_round(folder.absolute())).check()
     home = (out / f"{found.root.name}-{datetime.now():%Y%m%d-%H%M%S}").absolute()
-    task = Shrink.of(found, judge(found), home, tries, fails, (lambda text: None) if quiet else click.echo)
+    task = Shrink.of(
+        found, judge(found), home, tries, fails, (lambda text: None) if quiet else partial(click.echo, err=True)
+    )
     with signals() as interrupted:
         interrupted.ends(task.child)
         smallest = task()

@@ -120,7 +120,9 @@ def test_without_a_change_the_next_call_is_told(runs: list[list[str]], texts: li
     """It is one that the command takes: --samples is refused for several packages."""
     done = bisect(*texts)
     assert done.exit_code == 0
-    assert f"no change was found among these releases; {hint}" in done.output
+    assert f"no change was found among these releases; {hint}" in done.stdout
+    assert "passed        lib 1" in done.stderr
+    assert "passed  " not in done.stdout, "progress goes to standard error"
 
 
 def test_the_job_must_run_here(runs: list[list[str]]) -> None:

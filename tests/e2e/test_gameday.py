@@ -27,6 +27,7 @@ def test_a_short_day(tmp_path: Path, cache: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) <= 15, done.stdout
+    assert "round 0: passed" in done.stderr, "progress goes to standard error"
     (folder,) = tmp_path.iterdir()
     score = json.loads((folder / "rounds" / "000" / "score.json").read_text())
     assert {fault["outcome"] for fault in score["faults"]} == {"recovered"}, score

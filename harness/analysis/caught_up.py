@@ -151,7 +151,7 @@ def _took_s(history: History, before_s: float = math.inf) -> Array:
 
 
 def _gaps(history: History, before_s: float = math.inf) -> Iterator[_Gaps]:
-    """Of the steps that ended by `before_s`, CLOCK_MONOTONIC; those of some ranks at a time."""
+    """Yields the gaps between the steps that ended by `before_s` (CLOCK_MONOTONIC), for some ranks at a time."""
     for places in history.executions.by_ranks():
         steps = history.executions.at(places)
         attempt, rank, over_s = steps.attempt, steps.rank, steps.mono_s

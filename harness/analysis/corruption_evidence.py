@@ -133,7 +133,7 @@ def _under_way(record: Record, event: Event) -> int | None:
 
 def seen_by_others(record: Record, fault: str) -> Evidence | None:
     """Evidence from ranks that were not hit: after the landing, and not before, the ranks hold different parameters, or
-    such a rank saw a spike of the gradient norm."""
+    a rank that was not hit saw a spike of the gradient norm."""
     landing = next((landing for landing in landings(record) if landing.fault == fault), None)
     effect = next(record.of_fault(fault, Kind.EFFECT), None)
     if landing is None or effect is None:

@@ -173,8 +173,8 @@ def stalls_of(run: Record) -> Iterator[Stall]:
 
 
 def _hang_after(run: Record, fault: str, since_s: float, until_s: float) -> Stall | None:
-    """The hang of an attempt that was started after `since_s`: one in which the run ended, or one that was declared and
-    after which the attempt made no step."""
+    """The hang of an attempt that was started after `since_s`: the run ended in this hang, or the hang was declared and
+    the attempt made no further step."""
     hung = hang_at_end(run)
     for attempt in run.history.attempts:
         if not since_s <= attempt.started_s < until_s:

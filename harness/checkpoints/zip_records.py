@@ -38,8 +38,7 @@ def combine(first: int, second: int, length: int) -> int:
 
 
 def locate(difference: int, length: int) -> tuple[int, int] | None:
-    """The (byte, bit) whose flip changes the CRC of `length` bytes by `difference`. None if no single flip changes it
-    so."""
+    """The (byte, bit) whose flip changes the CRC of `length` bytes by `difference`. None if no single flip does."""
     if not difference or not 0 < length <= _BIGGEST:
         return None
     stride = 1 << max(4, (length.bit_length() + 1) // 2)

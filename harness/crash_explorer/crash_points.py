@@ -1,5 +1,5 @@
-"""The moments at which a whole job can die, in classes: the places at which each rank can be in its operations, and
-which places of several ranks can occur together.
+"""The moments at which a whole job can die, in classes: the positions at which each rank can be in its operations, and
+which positions of several ranks can occur together.
 
 The operations of a recording are sorted into chains, whose order never changes. Each rank has a chain. A folder or a
 file that several ranks use is made by the rank that comes first, which is chance: another rank could have made it. So

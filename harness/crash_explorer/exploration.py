@@ -213,7 +213,7 @@ class Exploration:
             choice = with_damage(choice, limits.damage, checkpoints_in(plan, self._recorded.now))
         self._tell(choice.in_words)
         self._cold = LauncherResume(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
-        self._spared = ReusedResumes(trials, self.home, choice.states)
+        self._reused = ReusedResumes(trials, self.home, choice.states)
         done = read_outcomes(self.home)
         right = (one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT)
         if limits.warm:
@@ -223,7 +223,7 @@ class Exploration:
         finally:
             if self._warm:
                 self._warm.close()
-            self._spared.close()
+            self._reused.close()
             trials.close()
         seconds = recording.ended_s - recording.began_s
         warm = self._warm.in_words if self._warm else "by the job's own launcher"
@@ -247,7 +247,7 @@ class Exploration:
                     continue
                 if why := self._over:
                     return why
-                found = self._spared.of(state, done, self._fork if self._warm else None) or self._forked(state)
+                found = self._reused.of(state, done, self._fork if self._warm else None) or self._forked(state)
                 found = found and shown(found, done.values())
                 doubted = found is not None and is_suspected(found)
                 at_once = found is None or (doubted and (found.kind not in asked or may_pay(found, done.values())))
@@ -262,7 +262,7 @@ class Exploration:
                 number, state = by_key[_key(suspected)]
                 found = shown(suspected, done.values())
                 if is_suspected(found):
-                    found = self._spared.of(state, done, self._fork if self._warm else None) or suspected
+                    found = self._reused.of(state, done, self._fork if self._warm else None) or suspected
                 if is_suspected(found):
                     found = self._by_launcher(trials, state, suspected, done.values())
                 self._note(found, number, len(states), done)
@@ -278,7 +278,7 @@ class Exploration:
                 self._notes.append(f"{many_shown} {SHOWN}")
             if alike := sum(bool(outcome.like) for outcome in done.values()):
                 self._notes.append(f"{counted(alike, 'state', 'was/were')} not resumed: {LIKE}")
-            self._notes += [self._spared.doubt] if self._spared.doubt else []
+            self._notes += [self._reused.doubt] if self._reused.doubt else []
 
     @property
     def _over(self) -> str:
@@ -304,22 +304,22 @@ class Exploration:
         assert self._cold
         again = suspected is None or suspected.mended is not False
         known = suspected and any(not one.warm and failure(one) == failure(suspected) for one in before)
-        started = self._warm.anew(state, again, self._spared.every) if known and self._warm else None
+        started = self._warm.anew(state, again, self._reused.every) if known and self._warm else None
         if started and suspected and self._warm and failure(started[0]) == failure(suspected):
             (found, run), questions = started, self._warm.questions
         elif self._stopped and suspected:
             return suspected
         else:
-            (found, run), questions = self._cold(state, again, self._spared.every), self._cold.questions
+            (found, run), questions = self._cold(state, again, self._reused.every), self._cold.questions
         if self._stopped:
             return found
         same = suspected is None or failure(suspected) == failure(found)
         if questions:
             at_once = failed_at_once(run)
             if not at_once and same:
-                self._spared.learn(state, questions, found, run)
+                self._reused.learn(state, questions, found, run)
             elif at_once and (found.mended is False if suspected is None else same):
-                self._spared.learn_failure(state, questions)  # a failure that came once may be chance
+                self._reused.learn_failure(state, questions)  # a failure that came once may be chance
         if suspected is not None and suspected.kind is not found.kind:
             self._notes.append(
                 f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
@@ -337,9 +337,9 @@ class Exploration:
 
     def _forked(self, state: State) -> Outcome | None:
         """The outcome of a resume by forked ranks, which may then stand for other states."""
-        found = self._warm(state, self._spared.tracers) if self._warm else None
+        found = self._warm(state, self._reused.tracers) if self._warm else None
         if found and not self._stopped and self._warm and self._warm.questions and self._warm.record:
-            self._spared.learn(state, self._warm.questions, found, self._warm.record)
+            self._reused.learn(state, self._warm.questions, found, self._warm.record)
         return found
 
     def _kept(self, trials: ResumeRuns, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:

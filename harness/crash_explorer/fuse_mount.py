@@ -128,8 +128,8 @@ class FuseMount:
 
     def _stop_server(self) -> None:
         """Waits for the server's last line. The server ends by itself when the folder is unmounted and no file is open.
-        A mount namespace that another program made meanwhile keeps it too. It is asked to end if no process has a file
-        open and nothing is written any more."""
+        A mount namespace that another program made meanwhile also keeps the server alive. So the server is asked to end
+        if no process has a file open and nothing is written any more."""
         if self._server is None:
             return
         at_first = written = self._written()

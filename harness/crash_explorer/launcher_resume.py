@@ -27,7 +27,8 @@ _LIFE = frozenset({  # events that show that a rank is alive, or is started agai
 
 
 class StopRule:
-    """Reached when every rank has trained some steps beyond the death, in the newest attempt."""
+    """Decides when a resume has shown enough: when every rank has trained some steps beyond the death, in the newest
+    attempt."""
 
     def __init__(self, died_at: int, beyond: int, ranks: int) -> None:
         """`died_at`: the highest global step before the death; `beyond`: how many more steps are wanted."""

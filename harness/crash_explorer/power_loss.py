@@ -1,5 +1,5 @@
-"""All machines of the job lose their power at once: bytes that were not synced may be missing, torn, or present. What a
-disk keeps has three models, each a promise that file systems make.
+"""All machines of the job lose their power at once: bytes that were not synced may be missing, torn, or present. There
+are three models of what a disk keeps; each is a promise that file systems make.
 
 - `strict`: only what was synced is there. The bytes of a file need fsync(2) of the file, its name needs fsync(2) of its
   folder. All else may be there or not, in any order. Source: POSIX.1-2024, fsync(); and fsync(2) of Linux: "Calling
@@ -8,8 +8,8 @@ disk keeps has three models, each a promise that file systems make.
 - `ext4-ordered`: ext4 on one machine as it is mounted by default. Changes of names and truncations are in a journal and
   are kept in order: if a change is lost, all later changes are lost too. An fsync that has something to commit commits
   all earlier changes, of all processes. Bytes that were not synced may be missing from the end of a file, in blocks of
-  4096. A file of at most 1 MiB that is renamed onto another (or truncated, written again and closed) has its bytes
-  before the rename is kept. The kernel begins to write a larger file too, and does not wait for it (fs/ext4/namei.c,
+  4096. If a file of at most 1 MiB is renamed onto another (or truncated, written again and closed), its bytes are on
+  disk before the rename is. The kernel begins to write a larger file too, and does not wait for it (fs/ext4/namei.c,
   ext4_rename). Source: Documentation/admin-guide/ext4.rst of Linux: `data=ordered`, `auto_da_alloc`, `delalloc`; its
   fs/ext4/fsync.c
 - `nfs-close-to-open`: a folder on an NFS server that outlives the job's machines. Changes of names are on the server's

@@ -77,8 +77,8 @@ class Recorder(FuseMount):
 def read(
     home: Path, base: Tree, events: Sequence[Event], began_s: float, ended_s: float, stored: bool = False
 ) -> Recording:  # fmt: skip
-    """The recording whose notes are in `home`. `events`: those of the ranks. `stored`: the files are the objects of a
-    store. Raises OSError."""
+    """The recording whose notes are in `home`. `events`: the events of the ranks. `stored`: the files are the objects
+    of a store. Raises OSError."""
     operations = tuple(Operation(**{**raw, "kind": OperationKind(raw["kind"])}) for raw in _lines(home / "operations"))
     stamps = [Stamp(**{**raw, "ranks": raw["ranks"] and tuple(raw["ranks"])}) for raw in _lines(home / "collectives")]
     before, unsure = order(operations, stamps)

@@ -208,51 +208,51 @@ class ReusedResumes:
     def __init__(self, trials: ResumeRuns, home: Path, states: Sequence[State]) -> None:
         self._trials = trials
         self.every = ReadTracers(home / "looking")  # for a resume whose questions are always noted
-        self._alike = FailureCache(home, states)
-        self._standing: ResumeCache | None = ResumeCache(trials, home / "standing")
-        self._looked = self._stood = 0  # resumes that may stand for others; states for which one did
+        self._failures = FailureCache(home, states)
+        self._resumes: ResumeCache | None = ResumeCache(trials, home / "standing")
+        self._kept = self._skipped = 0  # resumes that may stand for others; states that needed no resume
         self.doubt = ""  # why resumes that trained stand for no others, as a sentence
 
     @property
     def tracers(self) -> ReadTracers | None:
         """The tracers that note the questions of the next resume. None: the questions are not noted, because noting
         takes time, and saved no resumes so far."""
-        return self.every if self._standing and self._looked <= _FIRST + self._stood else None
+        return self.every if self._resumes and self._kept <= _FIRST + self._skipped else None
 
     def learn(self, state: State, questions: ReadSet, found: Outcome, run: Record) -> None:
         """Keeps a resume that trained. Its files must still be in the folder of resumes."""
-        self._looked += 1
-        if self._standing:
-            self._standing.learn(state, questions, found, run.exit_code == 0 and not run.stopped)
+        self._kept += 1
+        if self._resumes:
+            self._resumes.learn(state, questions, found, run.exit_code == 0 and not run.stopped)
 
     def learn_failure(self, state: State, questions: ReadSet) -> None:
         """Keeps what the job asked before it failed from this state, which must have failed twice."""
-        self._alike.learn(state, questions)
+        self._failures.learn(state, questions)
 
     def of(self, state: State, done: Mapping[tuple[str, str], Outcome], resume: Resume | None) -> Outcome | None:
         """The outcome of the state by a resume from another state; None if there is none. The first such outcome is
         checked by `resume`; if it differs, no resume that trained stands for others from then on."""
-        found = self._alike.of(state, self._trials.died_at, done)
-        if found or self._standing is None:
+        found = self._failures.of(state, self._trials.died_at, done)
+        if found or self._resumes is None:
             return found
-        stood = self._standing.of(state)
-        if stood and resume and not self._stood:
+        stood = self._resumes.of(state)
+        if stood and resume and not self._skipped:
             shown = Shown.of(stood[1])
             real = resume(state)
             if real is None:
                 return None
             self.doubt = _doubt(stood[0], shown, real[0], Shown.of(real[1]))
             if self.doubt:
-                self._standing.close()
-                self._standing = None
+                self._resumes.close()
+                self._resumes = None
                 return real[0]
-        self._stood += stood is not None
+        self._skipped += stood is not None
         return stood[0] if stood else None
 
     def close(self) -> None:
         self.every.close()
-        if self._standing:
-            self._standing.close()
+        if self._resumes:
+            self._resumes.close()
 
 
 def _doubt(found: Outcome, shown: Shown, real: Outcome, really: Shown) -> str:

@@ -66,7 +66,7 @@ class Requests:
     async def _pass_on(
         self, request: web.Request, body: bytes | None, keys: list[str], there: set[str]
     ) -> web.StreamResponse:  # fmt: skip
-        """`there`: those of the keys that are objects."""
+        """Passes a request on, and notes its change. `there`: the keys at which there is an object."""
         began_s, pid = time.monotonic(), self._pid_of(request) if keys else 0
         url = yarl.URL(f"http://store{request.rel_url.raw_path_qs}", encoded=True)
         # With the client's Host, which the client has signed.

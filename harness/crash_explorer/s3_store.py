@@ -254,7 +254,7 @@ def store_in_shell(env: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]
 
 class Served:
     """The plan of a job that runs in `folder`, in a `with` block. If its checkpoints are in a store, the store lives
-    during the block. `log`: what the store says; `notes`: the folder for the notes of a recording."""
+    during the block. `log`: the log of the store; `notes`: the folder for the notes of a recording."""
 
     def __init__(self, plan: Plan, folder: RunDir, log: Path, notes: Path | None = None) -> None:
         self.plan = plan

@@ -192,8 +192,8 @@ def state_named(recording: Recording, nodes: Nodes, name: str) -> State:
 
 @dataclass(frozen=True)
 class Choice:
-    """The states to try. States with equal files are tried once in each model, because a loss of power may have lost a
-    save that had not begun when all processes died."""
+    """The states to try. States with equal files are tried once in each model of death: the same files may mean that a
+    loss of power has lost a finished save, or that all processes died before the save began."""
 
     states: tuple[State, ...]
     there_are: int  # the number of states with different files

@@ -219,8 +219,8 @@ def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is compared of a resume. `steps`: the values of _COMPARED, by step and rank. `loads`: path, rank, whether it
-    succeeded."""
+    """The parts of a resume that are compared. `steps`: the values of _COMPARED, by step and rank. `loads`: path, rank,
+    whether it succeeded."""
 
     steps: Mapping[tuple[int, int], Sequence[Any]]
     loads: frozenset[tuple[str, int, bool]]

@@ -75,7 +75,7 @@ _NEWS = (" hits ", " is applied", " missed", "the run is ended early")
 
 @contextmanager
 def following(log: Path, faults: Collection[str], tell: Callable[[str], None]) -> Iterator[None]:
-    """Tells (`tell`) each line of the log about the end of one of the faults, or about an early end of the round."""
+    """Passes to `tell` each line of the log about the end of one of the faults, or about an early end of the round."""
     over = Event()
     thread = Thread(target=_follow, args=(log, faults, tell, over), name="follow the round", daemon=True)
     thread.start()

@@ -267,7 +267,7 @@ class Story:
 
 
 def story_of(folder: RunDir, *, whole: bool = True) -> Story:
-    """The story of a run; not `whole`: with fewer lines of what is usual. Raises UsageError if the plan can't be
+    """The story of a run; not `whole`: with fewer lines about usual events. Raises UsageError if the plan can't be
     read."""
     run, doubts = _load(folder)
     result = _judged(folder, doubts)

@@ -49,7 +49,7 @@ def kind_in(data: Mapping[str, Any]) -> str:
 
 
 def files_in(paths: Sequence[Path], kinds: Collection[str] = KINDS) -> list[Path]:
-    """The files, with those of these kinds in place of each folder. Raises UsageError if a folder has none."""
+    """The files; each folder is replaced by its files of these kinds. Raises UsageError if a folder has none."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():

@@ -1,1 +1,1 @@
-"""The base classes of the families of faults, and what their injectors share."""
+"""The base classes of the families of faults, and the names that injectors of one family share."""

@@ -167,9 +167,9 @@ def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | 
 
 
 def _is_scratch(other: Other, begun: Begun) -> bool:
-    """Whether this part of the state had no effect on a step that led to the same parameters and moments: what an
-    optimizer keeps for the time of a step alone (SAM). An optimizer of a plain class is not excused, because its
-    parameters are not among those that were compared."""
+    """Whether this part of the state had no effect on a step, because the step led to the same parameters and moments.
+    An example is what an optimizer keeps only during a step (SAM). An optimizer of a plain class is not excused,
+    because its parameters are not among those that were compared."""
     return other.quantity in ("parameters", MOMENTS) and other.of in begun.parameters
 
 

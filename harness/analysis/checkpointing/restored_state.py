@@ -1,8 +1,8 @@
 """Compares the state with which an attempt began, by name (agent/saved_check_sums.py), with the state with which the
 run had gone on after the same step before, or with that of a twin.
 
-Quantities that all ranks hold alike are compared on all ranks, even if only one rank saved. A parameter is held alike
-if all ranks began the job with the same values of it, each with all of them."""
+Quantities that are equal on all ranks are compared on all ranks, even if only one rank saved. A parameter counts as
+equal on all ranks if each rank began the job with the whole parameter, and all with the same values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchaos.harness.record.record import Record
 MOMENTS, RNG, INPUTS, TRAINED = "moments", "rng", "inputs", "trained"
 OF_MODEL = ("parameters", "frozen", "buffers")
 _WEIGHTS = ("parameters", "frozen")
-_SHARED = ("parameters", "frozen", MOMENTS)  # what ranks may hold alike
+_SHARED = ("parameters", "frozen", MOMENTS)  # quantities that may be equal on all ranks
 _DIGITS, _FEW = 16, 3
 _MISSING = ("", "")
 Entry = Sequence[str]  # type and shape, check sum
@@ -274,7 +274,7 @@ def _drawn(mine: Of) -> frozenset[str] | None:
 
 
 def _alike(fresh: Of) -> frozenset[str]:
-    """The parameters that all ranks hold alike."""
+    """The parameters that are equal on all ranks."""
     entries: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for state in fresh.values():
         for name, entry in (*state.sums.get("parameters", {}).items(), *state.sums.get("frozen", {}).items()):

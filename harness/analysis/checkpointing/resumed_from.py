@@ -268,8 +268,8 @@ class Apart:
 
 
 def apart(part: Segment) -> Apart | None:
-    """The ranks that resumed from another step than the rest, from the first such resume; a resume that is sure comes
-    before one that is not. None if all ranks resumed from the same step, as far as was seen."""
+    """The ranks that resumed from another step than the rest. If there are several such groups of ranks: the first
+    whose step is certain, or else the first. None if all ranks resumed from the same step, as far as was seen."""
     if part.base is None:
         return None
     found = [

@@ -236,8 +236,8 @@ class _Resumed:
         return None
 
     def compared(self, differ: set[str]) -> tuple[list[str], list[str]]:
-        """The quantities that are equal, and those that were not seen. The former were seen on all ranks of all these
-        steps, or on the ranks that are named."""
+        """The quantities that are equal, and the quantities that were not seen. If a quantity was seen on only some of
+        the ranks, these are named."""
         mine, twins = StepTable.of(self._ours).at(self._since), StepTable.of(self._theirs).at(self._since)
         same_ranks, both = not len(Both.of(mine, twins).apart), (mine.executions, twins.executions)
         every, begun, carried = set(self._ranks), self._begun, self._carried

@@ -184,9 +184,9 @@ def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -
 def in_order(
     by_rank: Mapping[int, Execution], by_sum: bool = False
 ) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:  # fmt: skip
-    """The contents of a step, rank by rank. `by_sum`: only their sums, as some steps have only these. If no other step
-    of the twin has the same contents, they identify the samples even if indices differ: after a resume an index may
-    count from another sample, for example in a Subset of the rest of an epoch."""
+    """The contents of a step, rank by rank. `by_sum`: only their sums, because some steps have only these. Contents
+    that only one step of the twin has identify the samples even if indices differ: after a resume an index may count
+    from another sample, for example in a Subset of the rest of an epoch."""
     return tuple(
         (rank, sums_of(execution)[:2] if by_sum else digests_of(execution))
         for rank, execution in sorted(by_rank.items())

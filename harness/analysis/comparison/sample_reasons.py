@@ -44,8 +44,9 @@ def may_be_computed(*steps: ByRank) -> bool:
 
 
 def equal_but_for_rounding(mine: ByRank, others: ByRank, world: int) -> bool:
-    """Whether samples of a step that was done again may differ from those of its first execution by rounding alone: as
-    many as before, computed, on enough ranks, and with losses that agree except for rounding."""
+    """Whether samples of a step that was done again may differ from those of its first execution by rounding alone.
+    They may if there are as many as before, the job may have computed them, there are enough ranks for rounding, and
+    the losses agree except for rounding."""
     if not (rounds_on(world) and may_be_computed(mine, others) and _as_many(mine, others)):
         return False
     losses_seen = all(execution.loss_seen for by_rank in (mine, others) for execution in by_rank.values())
@@ -163,8 +164,8 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
 
 
 def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
-    """As differs, if only the sum of the samples was kept of some steps. Then it is not known how many samples were
-    skipped or repeated in all."""
+    """Like `differs`, but for a run that kept only the sum of the samples of some steps. Then it is not known how many
+    samples were skipped or repeated in all."""
     mine, twins = ours.get(step, {}), theirs.get(step, {})
     due, got = (sum(sums_of(execution).in_samples for execution in by_rank.values()) for by_rank in (twins, mine))
     unknown = f"{ONE_SUM.capitalize()}, so it is not known how many samples were skipped or repeated."

@@ -1,4 +1,4 @@
-"""Whether a job ended well, in the step in which it should end, and what it left behind."""
+"""Whether a job ended successfully, in the step in which it should end, and what it left behind."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _LATE_S = 1.0  # seconds after the death of a rank in which a log line of the ra
 @dataclass(frozen=True)
 class HangReaction:
     """Who noticed the stalls of a run. `by`: who must notice them. `within`, `suspected_within`: seconds from the
-    fault. `pattern`: of the job's own log line."""
+    fault. `pattern`: a regular expression for the job's own log line."""
 
     by: Literal["anyone", "job", "observers"] = "anyone"
     within: float | None = None

@@ -176,7 +176,7 @@ def _redone_rates(history: History, allowed: Tolerance) -> Finding:
 def _beyond(
     ours: Steps, twins: Sequence[Steps], allowed: Tolerance, factor: float = LEARNED_FACTOR
 ) -> Iterator[Differing]:
-    """The differences that exist from every twin, with the values of the first twin."""
+    """The differences that the run has from every twin, with the values of the first twin."""
     others = [
         {
             (difference.step, difference.rank, difference.group)

@@ -149,7 +149,7 @@ def beside_replicas(run: Record) -> Finding | None:
 
 def _is_newest(run: Record, resume: Resume) -> bool:
     """Whether the attempt loaded the newest checkpoint, by the order of the saves. If training went on during the
-    saves, they may hold earlier states than the steps at which they began."""
+    saves, the checkpoints may hold earlier states than those of the steps at which the saves began."""
     own, best = _loaded(run, resume), resume.best
     return bool(best and own and own.in_thread and (own.ended_s or 0.0) >= best.whole_s)
 

@@ -108,7 +108,7 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
 def _against(
     history: History, ours: StepTable, theirs: StepTable, early: StepTable, blind: Collection[int], made: str = ""
 ) -> Finding:  # fmt: skip
-    """`made`: a clause about what the job made of its samples, if that was other than in the twin."""
+    """The finding about the samples. `made`: a clause if the job made other inputs of its samples than in the twin."""
     stages = without_data(ours, theirs)
     ours, theirs, early = (table.without_ranks(stages) for table in (ours, theirs, early))
     doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]

@@ -195,7 +195,7 @@ def of_no_format(files: Files, path: str, size: int) -> Unreadable:
 
 
 def _of_part(path: str) -> Format | None:
-    """The format of which a file is a part that can't be read alone, by the file's name."""
+    """If the name of a file shows that it is a part that can't be read alone: the format to which it belongs."""
     name = posixpath.basename(path)
     return next((form for form in table() if name in form.metadata or (form.parts and name.endswith(form.parts))), None)
 

@@ -211,8 +211,9 @@ class Clocks:
 
 
 def _by_wall_clock(boots: Mapping[str, float]) -> Iterator[tuple[int, float]]:
-    """The offsets of nodes by their wall clocks, which are less exact than a measurement: a node may have died before
-    its clock was measured. Offsets of less than a second are left out, because machines do not boot at the same time.
+    """The offsets of nodes by their wall clocks. They are less exact than a measurement, and are needed if a node died
+    before its clock was measured. Offsets of less than a second are left out, because machines do not boot at the same
+    time.
     """
     first = boots.get("harness", boots.get("node0"))
     for source, boot in boots.items():

@@ -221,9 +221,9 @@ def number_in_name(path: str) -> int | None:
 
 
 def counts_steps(path: str, saves: Iterable[Save]) -> bool:
-    """Whether the number in the name of a save counts steps and not saves. The name may say so. Otherwise the numbers
-    of other saves show it, if one is the step of its save, or if they grow like the steps of their saves. They may lag
-    behind: a thread writes late. `saves`: of the first attempt."""
+    """Whether the number in the name of a save counts steps and not saves. The name may show it. Otherwise the numbers
+    of other saves show it: one of them is the step of its save, or they grow like the steps of their saves (and may lag
+    behind, because a thread may write late). `saves`: of the first attempt."""
     part = next((part for part in reversed(path.split("/")) if _STEP_IN_NAME.search(part)), "")
     if re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I):
         return True

@@ -8,10 +8,10 @@ order in which witnesses are heard does not matter, and no witness decides alone
 
 Three facts keep the model honest:
 
-- Witnesses of one group are wrong together (a file that was loaded only to be looked at), so a group counts once, with
-  the heaviest of those that it contradicts.
-- A part that stands at its beginning may only show that it was not restored. All such parts count as one light group;
-  within a process, each counter counts that was not at its beginning before.
+- Witnesses of one group are wrong together (as when a file was loaded only to be looked at). So of each group, only the
+  heaviest contradicted witness counts.
+- A part that stands at its beginning may only show that it was not restored. All such parts count as one light group.
+  But if a process goes back between two of its steps, each counter at its beginning counts by itself.
 - "At another step" is always an answer too. It contradicts every witness. If it is not clearly worse than the best
   step, or if another step is not, the base is not known.
 

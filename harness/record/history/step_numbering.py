@@ -221,7 +221,8 @@ class Placing:
         return replace(save, global_step=step)
 
     def _is_apart(self, save: Save) -> bool:
-        """Whether ranks saved that make no steps, at other distances from the number in the name each time."""
+        """Whether only ranks that make no steps saved, and the numbers in the names of their attempt's saves are not at
+        a fixed distance from the steps."""
         if self.seen[save.attempt].ranks & set(save.ranks):
             return False
         named = ((number_in_name(each.path), each.local_step) for each in self.saves[save.attempt])

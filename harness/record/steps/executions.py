@@ -175,8 +175,8 @@ class Executions(Sequence[Execution]):
         return self if len(loose) == len(self._columns) else self.at(np.isin(self._rows, loose))
 
     def by_ranks(self) -> Iterator[Array]:
-        """The places of these steps in parts: all steps of some ranks are in one part. So that code that needs several
-        arrays for each step needs them for a part at a time."""
+        """The places of these steps in parts: all steps of some ranks are in one part. So code that needs several
+        arrays for each step needs memory for only one part at a time."""
         rank = self.rank
         ranks = np.unique(rank)
         for part in np.array_split(ranks, max(1, min(len(ranks), len(rank) // _TOGETHER))):

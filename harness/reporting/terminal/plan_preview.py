@@ -155,8 +155,8 @@ def warnings(texts: Iterable[str], console: Console) -> None:
 
 
 def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool = True, counted: bool = False) -> None:
-    """Prints the ready scenarios: name and description; not `whole`: a line each. First come those to start with.
-    `counted`: of the others only their families and numbers."""
+    """Prints the ready scenarios: name and description; not `whole`: a line each. The scenarios to start with come
+    first. `counted`: of all others, only the families and their numbers."""
     pen = Pen(console)
     first = [name for name in ready.FIRST if name in abouts]
     rest = [name for name in abouts if name not in first]

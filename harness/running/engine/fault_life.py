@@ -173,7 +173,8 @@ class FaultLife:
     def __init__(self, fault: PlannedFault, slots: Slots, on: Context) -> None:
         self.fault, self._slots, self._on = fault, slots, on
         self._injector = registry.injector_of(fault)
-        self._late = self._injector.late
+        on_standby = self._injector.hits == "ranks_or_node" and not fault.target.ranks  # it starts after the ranks
+        self._late = self._injector.late or on_standby
         self._records, self._record = 0, ""
         self._recorded_for: Sequence[Victim] = ()
         self._begun = False  # the fault was applied, maybe in part

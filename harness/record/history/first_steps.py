@@ -41,6 +41,7 @@ class Scene:
     lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this part
     saves: Sequence[Save]  # of earlier attempts, placed
     blind: bool  # the saves of some earlier attempt may not have been seen
+    saves_seen: bool  # some save of the run was
     known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
     log_offset: int | None  # by how much the log's count is usually ahead of ours; None: no log of an earlier attempt
     snapshots: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
@@ -48,6 +49,7 @@ class Scene:
     after: int = 0  # steps of the attempt before that point
     straight: int | None = None  # the global step at that point, if the steps before simply go on
     trust: float = 1.0  # in that the attempt simply goes on there
+    as_first: bool = False  # the first attempt simply went on after as many steps
     unseen: bool = False  # no state of the attempt was recorded, so that a state that is put back may not be seen
     # By rank: by how much the optimizer's own counter is ahead of the training, if it was new in this attempt.
     ahead: Mapping[int, int] = field(default_factory=dict)
@@ -59,14 +61,15 @@ class Scene:
         return [with_values(execution, {"local_step": execution.local_step - self.after}) for execution in first]
 
     @cached_property
-    def _of_same_ranks(self) -> list[Executions]:
+    def of_same_ranks(self) -> list[Executions]:
+        """The known steps of each attempt with the same ranks."""
         own = [steps.of_attempt(number) for steps in self.known for number in sorted(steps.attempts)]
         return [steps for steps in own if steps.ranks == self.ranks]
 
     def known_where(self, wanted: Callable[[Executions], Array], of_any_ranks: bool = True) -> list[Execution]:
         """The known steps for which `wanted` is true. Not `of_any_ranks`: only those of attempts with the same ranks,
         since others share the data out in another way."""
-        known = self.known if of_any_ranks else self._of_same_ranks
+        known = self.known if of_any_ranks else self.of_same_ranks
         return [execution for steps in known for execution in steps.at(wanted(steps))]
 
 
@@ -101,14 +104,15 @@ _MOST_STARTS = 256  # steps that begin like an attempt
 def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashable]]) -> tuple[int, ...]:
     """Every b >= 0 that may be the global step before the first step of an attempt: the value of each of its first FEW
     steps n was also seen in global step b + n. `own`: the value of each step of the attempt. `reference`: the values
-    that were seen in each global step. A step that `reference` lacks is skipped, except the first step."""
+    that were seen in each global step. A step that `reference` lacks is skipped, except the first step. Another b fits
+    as well if at least as many steps agree with it, and later ones differ, perhaps by rounding."""
     first, *later = sorted(own)[:FEW] or [0]
-    starts = [step - first for step, seen in reference.items() if own.get(first) in seen]
-    return tuple(
-        base
-        for base in sorted(starts)
-        if base >= 0 and all(own[n] in reference[base + n] for n in later if base + n in reference)
-    )
+    starts = sorted(step - first for step, seen in reference.items() if own.get(first) in seen)
+    agree = {
+        base: [own[n] in reference[base + n] for n in later if base + n in reference] for base in starts if base >= 0
+    }
+    most = max((len(of) for of in agree.values() if all(of)), default=None)
+    return tuple(base for base, of in agree.items() if most is not None and (all(of) or of.index(False) >= most))
 
 
 def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
@@ -230,7 +234,8 @@ def _of_column(
         if fits := align(seen, reference[rank]):
             by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
     found = grouped(name, by_rank, _FIRST_ONLY if only_first else 1.0)
-    last = max((step for part in scene.known for step in part.global_step[-1:].tolist()), default=0)
+    compared = scene.known if only_first else scene.of_same_ranks
+    last = max((int(part.global_step.max(initial=0)) for part in compared), default=0)
     return [replace(witness, beyond=last) if len(witness.fits) > 1 else witness for witness in found]
 
 
@@ -246,14 +251,18 @@ def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
     if found := _of_column(names.LOSSES, scene, read, _first_loss):
         return found
     if found := _of_column(names.LOSSES, scene, read, _first_loss, only_first=True):
-        parted = _unlike(scene, {step for witness in found for step in witness.fits}, scene.start)
+        parted = _unlike(scene, _fits(found), scene.start)
         against = Witness(names.PARTED, None, "the first loss is equal, and later ones are not", against=parted)
         if scene.unseen:  # the first loss of all may be that of a warm-up
             found = [witness for witness in found if witness.fits != (0,)]
         return [against] if parted else found
     own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
-    unlike = _unlike(scene, {step for witness in samples for step in witness.fits} | _straight(scene), own.values())
+    unlike = _unlike(scene, _fits(samples) | _straight(scene), own.values())
     return [Witness(names.UNLIKE, None, "the same samples gave other losses", against=unlike)] if unlike else []
+
+
+def _fits(witnesses: Iterable[Witness]) -> set[int]:
+    return {step for witness in witnesses for step in witness.fits}
 
 
 def _unlike(

@@ -32,9 +32,9 @@ from torchaos.harness.record.history.step_evidence import LOSSES, OPTIMIZER, SAM
 from torchaos.harness.record.history.step_witnesses import hear, log_lead
 from torchaos.harness.record.steps import Executions
 
-# The trust that an attempt simply goes on: at a place where it loads something or its state is recorded again; and at a
-# place where another state was seen, or no state could be seen.
-_LOADED, _LITTLE = 0.7, 0.1
+# The trust that an attempt simply goes on, at a place where it loads something or its state is recorded again; and
+# where, besides, another state was seen or could not be seen: without a load, and with one.
+_RESTORED, _UNSEEN, _LOADED = 0.7, 0.2, 0.1
 # If no state is recorded, the first attempt's own count decides whether its first steps count, in all later ones.
 _OWN_COUNT = 1.2
 _OF_RANKS = (OPTIMIZER, SAMPLES, LOSSES)
@@ -62,6 +62,7 @@ class Placing:
     saved: list[Save] = field(default_factory=list)
     foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     log_offset: int | None = None
+    went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
     def place(self, attempt: Attempt) -> Attempt:
         """The attempt with the base of each of its segments. Attempts must come in order."""
@@ -83,17 +84,22 @@ class Placing:
         segments = list[Segment]()
         for place, until in pairwise([0, *returns, last]):
             alone = attempt is self.found[0]
-            goes_on_anew = place in other or ((unseen or place in loads or place in again) and not alone)
-            trust = _LITTLE if goes_on_anew else _LOADED if place in loads or place in again else 1.0
-            trust = _OWN_COUNT if unseen and alone else trust
+            restored = place in loads or place in again
+            trust = _RESTORED if restored else 1.0
+            if place in other or ((unseen or restored) and not alone):
+                trust = _LOADED if place in loads else _UNSEEN
+            if unseen and alone:
+                trust = _OWN_COUNT
             part = self._segment(attempt, segments, place, until, loads.get(place, []), trust)
             straight = segments[-1].global_step(place) if segments else None
-            goes_back = unseen or place in loads or place in again or part.is_done_again(straight)
+            goes_back = unseen or restored or part.is_done_again(straight)
             if not segments or (goes_back and part.base != straight):
                 if self._only_warmed_up(segments, part):
                     del self.placed[placed_before:]
                     segments.clear()
                 segments.append(part)
+            elif alone:
+                self.went_on.add(place)
             self._put(own, place, until, segments[-1])
             self.snapshots.add(attempt.number, segments, self.placed[-1], until)
         self.snapshots.add(attempt.number, segments, own[:0])
@@ -130,6 +136,7 @@ class Placing:
             after=place,
             straight=before[-1].global_step(place) if before else None,
             trust=trust,
+            as_first=bool(before) and before[-1].after == 0 and place in self.went_on,
             loads=loads,
             lines=[line for line in self._lines_of(attempt) if since_s <= line[0] < until_s],
             saves=[
@@ -137,6 +144,7 @@ class Placing:
                 *(save for save in self._placed_saves(attempt.number, before) if save.begun_s < since_s),
             ],
             blind=any(self._is_blind(earlier) for earlier in self.found if earlier.number < attempt.number),
+            saves_seen=any(self.saves.values()),
             known=self._known(own),
             unseen=not self.snapshots.has(attempt.number, own),
             snapshots=self.snapshots,

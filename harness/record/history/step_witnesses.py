@@ -175,6 +175,8 @@ Read = Callable[[Execution], float | None]
 _RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
 _NOT_COMPARED = 0.5  # the trust in a log that was not compared with steps yet
 _AS_FIRST = 0.2  # the trust in a log that is as far ahead of the attempt's steps as in the first attempt
+# The trust in that nothing was saved, if later saves were seen, and a counter would show a warm-up.
+_SAVES_SEEN = 2.0
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
 
 
@@ -204,8 +206,11 @@ def _of_start(scene: Scene) -> list[Witness]:
         return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before", trust=scene.trust)]
     if scene.first and (scene.alone or (_log_lead(scene) or 0) <= (scene.log_offset or 0) + 1):
         return [Witness(names.START, 0, "it is the first attempt with steps")]
-    nothing = not scene.blind and not scene.saves and not scene.loads
-    return [Witness(names.UNSAVED, 0, "no attempt before it saved a checkpoint")] if nothing else []
+    if scene.blind or scene.saves or scene.loads:
+        return []
+    shown = scene.saves_seen and any(each.opt_step is not None or each.sched_step is not None for each in scene.start)
+    trust = _SAVES_SEEN if shown else 1.0
+    return [Witness(names.UNSAVED, 0, "no attempt before it saved a checkpoint", trust=trust)]
 
 
 class _Known:
@@ -264,7 +269,12 @@ def _of_counter(
                 fits,
                 f"it stood at {value:g} when the attempt's step {execution.local_step} was over",
             )
-    return grouped(name, {rank: fitting for rank, fitting in by_rank.items() if fitting[0]})
+    found = grouped(name, {rank: fitting for rank, fitting in by_rank.items() if fitting[0]})
+    if not scene.as_first:
+        return found
+    # In the first attempt the counter began anew here, too, and its steps were counted on.
+    on = scene.straight
+    return [replace(each, value=on, also=tuple({*each.fits} - {on})) if on in each.fits else each for each in found]
 
 
 def _steps_at(value: float, known: _Known, lead: int | None) -> set[int]:

@@ -43,7 +43,7 @@ from torchaos.harness.crash_explorer.resume_outcomes import (
     failure,
     is_suspected,
     may_pay,
-    shown,
+    with_proof,
 )
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
 from torchaos.harness.crash_explorer.reuse import LIKE, ReusedResumes
@@ -248,7 +248,7 @@ class Exploration:
                 if why := self._over:
                     return why
                 found = self._reused.of(state, done, self._fork if self._warm else None) or self._forked(state)
-                found = found and shown(found, done.values())
+                found = found and with_proof(found, done.values())
                 doubted = found is not None and is_suspected(found)
                 at_once = found is None or (doubted and (found.kind not in asked or may_pay(found, done.values())))
                 asked |= {found.kind} if found and doubted else set()
@@ -260,7 +260,7 @@ class Exploration:
                 if why := self._over:
                     return why
                 number, state = by_key[_key(suspected)]
-                found = shown(suspected, done.values())
+                found = with_proof(suspected, done.values())
                 if is_suspected(found):
                     found = self._reused.of(state, done, self._fork if self._warm else None) or suspected
                 if is_suspected(found):

@@ -213,7 +213,7 @@ def is_suspected(outcome: Outcome) -> bool:
     return outcome.warm and outcome.kind is not Class.RIGHT and not outcome.shown_by
 
 
-def shown(found: Outcome, before: Iterable[Outcome]) -> Outcome:
+def with_proof(found: Outcome, before: Iterable[Outcome]) -> Outcome:
     """The same outcome, with `shown_by` set if a cold start of an earlier state has shown the same failure, after
     forked ranks had printed the same lines there. Then the failure counts."""
     if not is_suspected(found) or not found.printed:

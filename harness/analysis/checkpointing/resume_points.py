@@ -112,7 +112,7 @@ def _shared(checkpoint: Checkpoint, other: Checkpoint) -> int:
     return len(checkpoint.tensors.keys() & other.tensors.keys()) + len(checkpoint.values.keys() & other.values.keys())
 
 
-def alike(
+def without_unreadable(
     ours: Sequence[Checkpoint], twins: Sequence[Sequence[Checkpoint]]
 ) -> tuple[list[Checkpoint], list[list[Checkpoint]], list[str]]:
     """The checkpoints of the run and of the twins, without those that can't be read for the same reason in the run and

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchaos.harness.analysis.comparison.agreement import Difference, before, differences, uneven, unreported, until
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
-from torchaos.harness.analysis.comparison.sample_counts import in_the_twins_seats
+from torchaos.harness.analysis.comparison.sample_counts import with_losses_by_samples
 from torchaos.harness.analysis.ending import final_step, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.tolerance import (
@@ -76,7 +76,7 @@ class Comparison:
         last = max(self._twins[0], default=0)
         self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
         self._unreported = unreported(history, self._done, twins[0].history, self._twins[0])
-        self._ours, self._moved = in_the_twins_seats(self._done.without(self._unreported), self._twins[0])
+        self._ours, self._moved = with_losses_by_samples(self._done.without(self._unreported), self._twins[0])
         if tolerance is None:
             self._limits = Tolerances.learned(self._twins)
         else:

@@ -273,7 +273,7 @@ class FirstUses:
         return np.searchsorted(self._known, indices)
 
 
-def in_the_twins_seats(ours: StepTable, theirs: StepTable) -> tuple[StepTable, list[int]]:
+def with_losses_by_samples(ours: StepTable, theirs: StepTable) -> tuple[StepTable, list[int]]:
     """The run's steps as if each rank had consumed the samples that it consumed in the twin: if another rank consumed
     them, the rank gets that rank's losses. And the numbers of the steps that this changed."""
     both = Both.of(ours, theirs)
@@ -282,13 +282,13 @@ def in_the_twins_seats(ours: StepTable, theirs: StepTable) -> tuple[StepTable, l
     first_rows = np.searchsorted(ours.executions.global_step, both.ours.numbers[moved])
     changed, new = [], dict[int, Execution]()
     for step, row in zip(both.ours.numbers[moved].tolist(), first_rows.tolist(), strict=True):
-        if seated := _seated(ours[step], theirs[step]):
+        if exchanged := _exchanged(ours[step], theirs[step]):
             changed.append(step)
-            new.update(enumerate(seated, row))
+            new.update(enumerate(exchanged, row))
     return (StepTable(ours.executions.replaced(new)) if new else ours), changed
 
 
-def _seated(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> list[Execution]:
+def _exchanged(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> list[Execution]:
     """The step's executions in order of rank. Empty if the ranks did not just exchange their samples, or if two ranks
     consumed the same."""
     by_sum = any_summed(ours, theirs)

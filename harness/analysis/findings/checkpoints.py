@@ -25,7 +25,7 @@ from torchaos.harness.analysis.checkpointing.checkpoint_diff import (
     unexcused,
 )
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, Did, counts, damages, meetings
-from torchaos.harness.analysis.checkpointing.resume_points import alike, pairs
+from torchaos.harness.analysis.checkpointing.resume_points import pairs, without_unreadable
 from torchaos.harness.analysis.checkpointing.save_schedule import saves_vary
 from torchaos.harness.analysis.checkpointing.saved_parameters import Held
 from torchaos.harness.analysis.comparison.agreement import differences, history_of
@@ -54,7 +54,7 @@ class Checkpoints:
         self._were_read = found is not None
         self._some = bool(found)
         # Those that can't be read, and in the twins neither, are left out.
-        self._ours, self._theirs, self._unread = alike(found or [], theirs)
+        self._ours, self._theirs, self._unread = without_unreadable(found or [], theirs)
 
     def unread(self) -> Finding | None:
         """Why nothing can be said about the contents."""

@@ -19,7 +19,7 @@ TEST := not (long or system or slow) and (not job or smoke)
 TEST_ALL := not long and (system or slow or job and not smoke)
 TEST_LONG := long
 # Folders whose tests need no torch, and hardly another process.
-FAST := $(addprefix tests/,assertions diagnosis explain gate harness probes repeats trends)
+FAST := $(addprefix tests/,analysis assertions diagnosis gameday minimize probes record registry release reporting running scenario)
 PYTEST := $(ACTIVE) python -m pytest -q
 
 # Python writes its byte code, also where the environment forbids it: hundreds of processes import the same modules.

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("busy", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-HOST = {"undo", "network", "deaths", "test_storage", "test_storage_fill"}  # folders and files
+HOST = {"rollback", "network", "deaths", "test_storage", "test_storage_fill"}  # folders and files
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.story import Story, happened, story_of, tell
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "golden_stories"
 NAMES = sorted(path.name for path in RUNS.iterdir() if path.is_dir())
 
 

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ideal import trainer
 from paper import Paper
 
 from torchaos.harness.record.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
+
+__all__ = ["trainer"]  # the ideal trainer: a whole journal in a few lines
 
 KILL = FaultResult(
     id="kill",

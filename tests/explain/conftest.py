@@ -1,7 +1,0 @@
-"""Gives the tests the ideal trainer: a whole journal in a few lines."""
-
-from __future__ import annotations
-
-from ideal import trainer
-
-__all__ = ["trainer"]

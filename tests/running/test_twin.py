@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packing import pack
 
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import Target
@@ -65,6 +66,25 @@ def test_a_twin_that_was_ended_early_is_not_kept(trainer: Any, tmp_path: Path) -
     assert not Twins(plan, leaves(cut), tmp_path / "cache").give(0, to)
     assert Twins(plan, leaves(run), tmp_path / "cache").give(0, to)
     assert (to.twins / "0" / "plan.json").is_file()
+
+
+def test_a_twin_that_died_in_the_middle_can_still_be_read(trainer: Any, tmp_path: Path) -> None:
+    """Its folder has another name by then, and most of a step is read from its file only when it is asked for."""
+    run = trainer().record()
+    end = next(event for event in run.events if event.kind is Kind.JOB_EXITED)
+    died = replace(end, data={**end.data, "exit_code": 1})
+    run = replace(run, events=tuple(died if event is end else event for event in run.events))
+
+    def execute(plan: Plan, folder: RunDir) -> None:
+        leaves(run)(plan, folder)
+        assert pack(folder.events / "all.jsonl") > 0
+
+    twins = Twins(plan_of("train"), execute, tmp_path / "cache")
+    assert not twins.give(0, RunDir(tmp_path / "run").create())
+    assert twins.died
+    assert twins.failed
+    losses = [event.data["losses"] for event in run.of_kind(Kind.STEP)]
+    assert [event.data["losses"] for event in twins.failed.of_kind(Kind.STEP)] == losses
 
 
 def test_a_twin_of_an_older_script_tells_nothing(trainer: Any, tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ class Twins:
                 break
             shutil.rmtree(self._home / "failed", ignore_errors=True)
             folder.root.rename(self._home / "failed")
+            record = Record.load(RunDir(self._home / "failed"))  # it reads its steps from there when they are asked for
             if record.exit_code != 0 or record.stopped:
                 self.failed, died = record, died_by_itself(record)
                 self.died = f"{died}; its files are in {self._home / 'failed'}" if died else ""

@@ -356,6 +356,11 @@ def is_impatient():
     _with_options(step_timeout=2.0)
 
 
+def has_little_patience():
+    """Ends itself when a step, or a collective, takes eight seconds: more than a start takes on a busy machine."""
+    _with_options(step_timeout=8.0)
+
+
 def watches_nothing():
     """Has no watchdog, and a process group that waits for an hour."""
     import gpt

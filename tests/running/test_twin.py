@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from packing import pack
 
+from torchaos.harness import checkpoints
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import Target
 from torchaos.harness.protocol.agent_plan import Moment
@@ -262,6 +264,17 @@ def test_the_key_changes_with_variables_that_the_sources_name(tmp_path: Path, mo
     monkeypatch.setenv("OTHER", "3")
     assert key_of(plan) == before
     monkeypatch.setenv("EPOCHS", "3")
+    assert key_of(plan) != before
+
+
+def test_the_key_changes_with_each_file_that_observes_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a format of checkpoints, which lies in a folder of its own: it reads the twin's inventory."""
+    copied = shutil.copytree(checkpoints.__path__[0], tmp_path / "checkpoints")
+    monkeypatch.setattr(checkpoints, "__path__", [str(copied)])
+    plan = plan_of("torchrun", "train.py")
+    before = key_of(plan)
+    with open(copied / "formats" / "safetensors.py", "a") as file:
+        file.write("# other\n")
     assert key_of(plan) != before
 
 

@@ -235,7 +235,7 @@ def parts_of(plan: Plan) -> Parts:
         "observers": [
             digest(path)
             for room in (agent, protocol, checkpoints)
-            for path in sorted(Path(room.__path__[0]).glob("*.py"))
+            for path in sorted(Path(room.__path__[0]).rglob("*.py"))
         ],
         "installed": installed(python),
         "machine": [platform.machine(), platform.release(), platform.node(), os.cpu_count()],

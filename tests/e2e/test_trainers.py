@@ -22,13 +22,12 @@ WITH: list[tuple[str, str | None, set[str]]] = [
 AT_LENGTH = {"lightning", "accelerate"}
 
 
-def _marks(package: str | None) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.smoke] if package is None else [pytest.mark.long] * (package in AT_LENGTH)
-
-
 @pytest.mark.parametrize(
     ("script", "package", "lost"),
-    [pytest.param(*row, id=row[0].removesuffix(".py"), marks=_marks(row[1])) for row in WITH],
+    [
+        pytest.param(*row, id=row[0].removesuffix(".py"), marks=[pytest.mark.long] * (row[1] in AT_LENGTH))
+        for row in WITH
+    ],
 )
 def test_an_unmodified_trainer_is_seen_whole(
     torchaos: RunScenario, script: str, package: str | None, lost: set[str]

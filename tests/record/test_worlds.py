@@ -111,6 +111,8 @@ def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
           samples=False, state="none", twin=False, named_by="copy", seed=12),
     World(ranks_later=2, every=3, names="checkpoint-{n}", older=True, contents="step", warm=3, counter=False,
           saves=False, twin=False),
+    # A rank whose last step was in the warm-up saves with the others all the same.
+    World(ranks=2, kills=(12, 12), every=1, warm=3, counter=False, loads=False, swapped=True, uneven="joins"),
     # The first losses are equal to the end of what is known; elsewhere later ones were compared, too, and differed.
     World(kills=(3,), warm=2, counter=False, samples=False, state="none", rounding=True, twin=False),
 ])  # fmt: skip

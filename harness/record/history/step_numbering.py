@@ -70,7 +70,13 @@ class Placing:
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         steps = BySteps(own)
         last = int(own.local_step.max(initial=0))
-        saved = {save.local_step for save in self.saves.get(attempt.number, ())}
+        ends = own.last_of("rank")
+        end = dict(zip(ends.rank.tolist(), ends.local_step.tolist(), strict=True))
+        # A rank whose last step was over may still save with others.
+        saved = {
+            save.local_step for save in self.saves.get(attempt.number, ())
+            if any(end.get(rank, last) > save.local_step for rank in save.ranks)
+        }  # fmt: skip
         other = self.snapshots.seen_again(attempt.number, own)
         again = {place for place in other | (self.snapshots.begun(attempt.number) - saved) if 0 < place < last}
         unseen = not self.snapshots.has(attempt.number, own)

@@ -155,6 +155,12 @@ def test_the_newest_save_beside_a_best_file() -> None:
     assert "passed" not in told
 
 
+def test_a_best_file_that_was_read_is_not_the_checkpoint_that_the_job_went_on_from() -> None:
+    """A lost counter beside the best file of the step before is told as that, and not as the weights of another
+    step."""
+    assert worlds.judged(worlds.planted(5, "counter behind"))[0] == "cause right"
+
+
 @pytest.mark.parametrize("number", [8, 10, 11, 19, 31, 32, 34, 35])
 def test_a_newer_save_in_another_folder(number: int) -> None:
     """A resume that takes the checkpoint before the newest, in jobs that save in memory and on disk in turn, does not

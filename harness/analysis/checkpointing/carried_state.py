@@ -25,6 +25,7 @@ from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
 from torchaos.harness.protocol.check_sums import is_whole, over_all, plain
 from torchaos.harness.record.history import Attempt, Execution, History, Segment
+from torchaos.harness.record.history.saves_and_loads import main_first
 from torchaos.harness.record.history.step_evidence import (
     CONTENTS,
     LOG,
@@ -245,7 +246,8 @@ def mixed_state(history: History, part: Segment) -> str:
         return ""
     # A thread may write late: then the record of a save fits many steps, and claims none. Nor do rates that stay equal.
     of_file = [set(one.fits) for one in said_by if one.name in _FILE and (one.name != RECORD or len(one.fits) == 1)]
-    claims = [fits for fits in of_file if fits] or [set(map(int, _NUMBER.findall(loaded[-1])))]
+    name = min(reversed(loaded), key=main_first)
+    claims = [fits for fits in of_file if fits] or [set(map(int, _NUMBER.findall(name)))]
     goes_on = {
         one.name: set(one.fits)
         for one in said_by
@@ -255,7 +257,7 @@ def mixed_state(history: History, part: Segment) -> str:
     if len(both) == 1 and not any(base in fits for fits in claims):
         step = both.pop()
         late = ": they were written, or copied, while the training went on" if base > step else ""
-        return said("torn", name=loaded[-1], step=step, weights=base, late=late)
+        return said("torn", name=name, step=step, weights=base, late=late)
     counted = goes_on.get(OPTIMIZER, set()) & goes_on.get(SAMPLES, set()) - {0}
     names = " and then ".join(dict.fromkeys(loaded))
     return said("mixed", weights=base, step=counted.pop(), names=names) if len(counted) == 1 else ""

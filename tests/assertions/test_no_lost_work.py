@@ -4,7 +4,7 @@ use."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,31 @@ def test_a_resume_from_the_newest_checkpoint_passes(trainer: Any) -> None:
     assert finding.measured["resumes"] == 2
     tight = NoLostWork(steps=2).judge(trainer(kills=[(19, 1)]).record(), [])
     assert (tight.outcome, "3 steps were lost, and 2 are allowed" in tight.reason) == (Outcome.FAILED, True)
+
+
+@pytest.mark.parametrize(
+    "kills, costliest",
+    [
+        ([(19, 1), (24, 0)], "attempt 1 went on from step 15, the newest complete checkpoint, after step 18 had been done"),
+        ([(18, 1), (25, 0)], "attempt 2 went on from step 20, the newest complete checkpoint, after step 24 had been done"),
+        ([(4, 1), (7, 0)], "no checkpoint was complete when attempt 1 was started: it had to begin from scratch"),
+        ([(2, 1), (9, 0)], "attempt 2 went on from step 5, the newest complete checkpoint, after step 8 had been done"),
+    ],
+)  # fmt: skip
+def test_of_several_resumes_the_costliest_is_told(
+    trainer: Any, kills: Sequence[tuple[int, int]], costliest: str
+) -> None:
+    """By the number of its attempt, so that step and loss are those of one resume."""
+    finding = NoLostWork().judge(trainer(kills=kills).record(), [])
+    assert finding.outcome is Outcome.PASSED
+    assert finding.reason == f"each of 2 resumes lost as little as possible; the costliest: {costliest}"
+
+
+def test_a_single_resume_has_one_sentence(trainer: Any) -> None:
+    """With the step from which it went on, and the highest that had been done."""
+    finding = NoLostWork().judge(trainer(kills=[(18, 1)]).record(), [])
+    told = "attempt 1 went on from step 15, the newest complete checkpoint, after step 17 had been done"
+    assert finding.reason == told
 
 
 def test_an_older_checkpoint_is_told(trainer: Any) -> None:

@@ -50,13 +50,17 @@ class Resumes:
     def _worst(self) -> Finding:
         found = [replace(self._of(resume), at_s=_first_s(self._run, resume)) for resume in self._found]
         by_outcome = sorted(found, key=lambda one: ("failed", "inconclusive", "passed").index(one.outcome.value))
-        return by_outcome[0]
+        if len(found) == 1 or by_outcome[0].outcome is not Outcome.PASSED:
+            return by_outcome[0]
+        costliest = found[max(range(len(found)), key=lambda at: _redone(self._found[at]))]
+        many = f"each of {len(found)} resumes lost as little as possible; the costliest"
+        return replace(costliest, reason=f"{many}: {costliest.reason}")
 
     def _of(self, resume: Resume) -> Finding:
         run, attempt, base = self._run, resume.attempt, resume.attempt.base
         if base is None:
             return inconclusive(why_unplaced(run, (attempt.number,)))
-        lost = max(0, resume.reached - base)
+        lost = _redone(resume)
         begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
         if resume.best and base < resume.best.step and not _is_newest(run, resume):
             read = any(load.ok and load.attempt == attempt.number and load.path in resume.best.paths
@@ -131,8 +135,8 @@ class Resumes:
                 "shows whether it was there when the attempt began"
             )
         return passed(
-            f"every resume continued from the newest complete checkpoint; the last resume from step {base}, after "
-            f"{counted(resume.reached, 'step')} had been done",
+            f"attempt {attempt.number} went on from step {base}, the newest complete checkpoint, after step "
+            f"{resume.reached} had been done",
             base=base, newest=resume.best.step,
         )  # fmt: skip
 
@@ -145,6 +149,11 @@ def beside_replicas(run: Record) -> Finding | None:
     if not back or not all(_went_on(parts, number, one) for number, one in back):
         return None
     return min((_beside(parts, *one) for one in back), key=lambda one: one.outcome is Outcome.PASSED)
+
+
+def _redone(resume: Resume) -> int:
+    """How many steps had to be done again."""
+    return max(0, resume.reached - (resume.attempt.base or 0))
 
 
 def _is_newest(run: Record, resume: Resume) -> bool:

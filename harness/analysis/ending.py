@@ -82,6 +82,16 @@ def final_step(record: Record) -> int | None:
     return aborts[0].last_step if aborts else record.history.last_step
 
 
+def twins_end_apart(run: Record, twins: Sequence[Record]) -> str:
+    """A clause that says that it is not known in which step the job should end, because its twins ended in different
+    steps. Empty if they did not, or if the job did not end well."""
+    ends = sorted({last for twin in twins if (last := final_step(twin)) is not None})
+    if len(ends) < 2 or own_exit_code(run) != 0:
+        return ""
+    steps = f"{', '.join(map(str, ends[:-1]))} and {ends[-1]}"
+    return f"the twins ended in different steps, too ({steps}): it may be chance when this job stops"
+
+
 def _is_verified(record: Record, abort: TeardownAbort) -> bool:
     checkpoints = checkpoints_of(record)
     newest = checkpoints[-1] if checkpoints else None

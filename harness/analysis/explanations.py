@@ -139,6 +139,7 @@ def _folder(path: str) -> str:
 # The least number of steps by which a consequence comes later. Step 11 computes its loss from its samples and from the
 # parameters after step 10. Its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
 # Samples that the job computes come from the parameters after the step before.
+_ENDS = (What.ENDING, What.LAST, What.ABSENT)
 _INPUTS = {What.SAMPLES: 0, What.COMPUTED: 0}
 _LATER = {
     What.SAMPLES: {What.LOSSES: 0},
@@ -150,6 +151,10 @@ _LATER = {
         **_INPUTS, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1,
     },
     What.REPLICAS: {What.REPLICAS: 1},
+    What.LAST: {
+        **_INPUTS, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 0, What.REPLICAS: 0, What.LOADED: 0,
+        What.SAVED: 0, What.LAST: 1,
+    },
     What.SAVED: {
         **_INPUTS, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 0, What.REPLICAS: 0, What.LOADED: 1,
     },
@@ -175,7 +180,7 @@ def _root(place: int, cases: Sequence[Case], firsts: Sequence[First | None], fal
     own = firsts[place]
     if own is None:
         return None
-    if fallen and own.what in (What.ENDING, What.ABSENT):
+    if fallen and own.what in _ENDS:
         return fallen
     causes = [at for at, other in enumerate(firsts) if other and _comes_of((own, place), (other, at))]
     if not causes:
@@ -190,7 +195,7 @@ def _comes_of(ours: tuple[First, int], theirs: tuple[First, int]) -> bool:
     (own, place), (other, at) = ours, theirs
     if own == other:
         return at < place
-    if own.what is What.ABSENT:
-        return other.what is What.ENDING
+    if own.what in _ENDS and other.what is What.ENDING:
+        return own.what is not What.ENDING
     later = _LATER.get(own.what, {}).get(other.what)
     return later is not None and own.step >= other.step + later

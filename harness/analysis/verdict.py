@@ -15,7 +15,7 @@ from typing import Any
 from torchaos.harness import registry
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.comparison.agreement import history_of
-from torchaos.harness.analysis.ending import died_by_itself, last_error, last_words, not_resumed
+from torchaos.harness.analysis.ending import died_by_itself, last_error, last_words, not_resumed, twins_end_apart
 from torchaos.harness.analysis.explanations import because, causes_in_words, linked, split_brain
 from torchaos.harness.analysis.gates import (
     fault_result,
@@ -136,6 +136,8 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
     if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
         reason = f"the twin could not be made; without it, {finding.reason}"
         return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    if finding.first and finding.first.what is What.LAST and (apart := twins_end_apart(run, twins)):
+        return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=f"{finding.reason}. But {apart}", first=None)
     return finding
 
 
@@ -156,7 +158,7 @@ def _wrong_s(finding: Finding, run: Record, twins: Sequence[Record]) -> float | 
     done = history_of(run, twins).by_step().get(finding.first.step, {})
     seen_s = max((one.mono_s for one in done.values()), default=None) if finding.at_s is None else finding.at_s
     if finding.first.what not in _OF_PARAMETERS or seen_s is None:
-        return finding.at_s if finding.first.what in (What.ENDING, What.ABSENT) else seen_s
+        return finding.at_s if finding.first.what in (What.ENDING, What.LAST, What.ABSENT) else seen_s
     apart = ranks_apart(run)
     return min(seen_s, apart.at_s) if apart else seen_s
 

@@ -34,6 +34,7 @@ class Trainer:
     """Runs `steps` steps and saves every `every`; each of `kills` (global step, rank) ends an attempt in that step."""
 
     steps: int = 30
+    stops: int | None = None  # after this step, if the job decides to stop before its last
     every: int = 5
     world: int = 2
     batch: int = 4
@@ -100,7 +101,7 @@ class Trainer:
         for rank in range(0 if self.log_only else world):
             self.emit(Kind.GROUP_JOINED, {"blocked_s": 0.005}, rank, attempt)
         base, state = self._resume(attempt, world)
-        for step in range(base + 1, self.steps + 1):
+        for step in range(base + 1, (self.stops or self.steps) + 1):
             if self.freeze and attempt == 0 and step == self.freeze[0]:
                 hit = {"fault": "freeze", "phase": None, "global_step": step, "pid": self._pid(0, self.freeze[1])}
                 self.emit(Kind.APPLYING, hit, self.freeze[1], 0, step - base)

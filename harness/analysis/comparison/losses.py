@@ -9,10 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
+from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, before, differences, uneven, unreported, until
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
 from torchaos.harness.analysis.comparison.sample_counts import with_losses_by_samples
-from torchaos.harness.analysis.ending import final_step, teardown_aborts
+from torchaos.harness.analysis.ending import final_step, own_exit_code, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.tolerance import (
     CAP,
@@ -30,6 +31,7 @@ from torchaos.harness.analysis.tolerance import (
 )
 from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.record.history import History, StepTable
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import is_none, lengths
@@ -198,18 +200,37 @@ class Comparison:
     def _gaps(self) -> Finding | None:
         missing = sorted(self._twins[0].keys() - self._done.keys())
         extra = sorted(self._done.keys() - self._twins[0].keys())
+        last, why = max(self._done, default=0), self.why_other_end()
+        why = f". {why}" if why else ""
         if missing:
             return failed(
-                f"{_steps(missing)} of the twin's never took place: the final history ends with step "
-                f"{max(self._done, default=0)}",
-                First(What.ABSENT, missing[0]),
+                f"{_steps(missing)} of the twin's never took place: the final history ends with step {last}{why}",
+                First(What.LAST if missing[0] > last else What.ABSENT, missing[0]),
                 missing=len(missing),
             )
         if extra:
             return failed(
-                f"{_steps(extra)} took place, and the twin ended with step {max(self._twins[0])}", extra=len(extra)
+                f"{_steps(extra)} took place, and the twin ended with step {max(self._twins[0])}{why}",
+                First(What.LAST, extra[0]),
+                extra=len(extra),
             )
         return None
+
+    def why_other_end(self) -> str:
+        """A sentence on why the job ended in another step than its twin, although their losses agree. Empty if they
+        don't, or if chance may decide; if the job had not resumed, or did not end well; or if a fault hit it later."""
+        resumed = self._history.segments[1:][-1:]
+        if not resumed or not resumed[0].base or own_exit_code(self._run) != 0:
+            return ""
+        hit = any(landing.at_s >= resumed[0].started_s for landing in landings(self._run))
+        if hit or self._loss.basis == "learned" or self._invalid or self.first or self._rounded is False:
+            return ""
+        both = Both.of(self._ours, self._twins[0]).ours
+        if not both.executions.loss_seen.all():
+            return ""
+        exact = next(differences(self._ours, self._twins[0], 0.0), None) is None
+        agree = said("losses agree" if exact else "losses near")
+        return said("decides end", agree=agree, steps=counted(len(both), "step"))
 
     def _unseen(self) -> Finding | None:
         if self._unreported:

@@ -13,7 +13,7 @@ from torchaos.harness.analysis.checkpointing.resumed_from import apart, resumed_
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, differences, uneven, until
 from torchaos.harness.analysis.comparison.causes import Cause, likeliest_cause
-from torchaos.harness.analysis.ending import final_step
+from torchaos.harness.analysis.ending import final_step, own_exit_code
 from torchaos.harness.analysis.tolerance import (
     CAP,
     CERTAIN,
@@ -152,15 +152,24 @@ class AgainstTwins:
         return self._other(replicas, first)
 
     def _well(self, replicas: str, equal: str) -> Finding:
-        theirs = self._theirs
+        theirs, last = self._theirs, max(self._ours, default=0)
         common = [step for step in self._ours if step in theirs and _comparable(self._ours[step], theirs[step])]
         due = sorted({s.global_step for s in self._run.history.saves if s.global_step and s.global_step in theirs})
-        missed = [step for step in (*due, max(theirs)) if step not in common]
+        ends = last, max(theirs)
+        is_other = ends[0] != ends[1] and own_exit_code(self._run) == 0
+        missed = [step for step in (*due, *([] if is_other else ends[1:])) if step not in common]
         if missed:
             return inconclusive(
                 f"{replicas}; the parameters after step {missed[0]} were not seen on the same ranks as in the twin"
             )
-        where = f"at {counted(len(due), 'checkpoint')} and " if due else ""
+        at = f"at {counted(len(due), 'checkpoint')}" if due else ""
+        if is_other:
+            return failed(
+                f"{replicas}, and the parameters are {equal} after the {counted(len(common), 'step')} that both made"
+                f"{f', {at}' if at else ''}; but the job ended with step {ends[0]}, and the twin with step {ends[1]}",
+                First(What.LAST, min(ends) + 1), steps=len(common), checkpoints=len(due),
+            )  # fmt: skip
+        where = f"{at} and " if at else ""
         all_steps = f"all {counted(len(common), 'step')}"
         return passed(
             f"{replicas}, and the parameters are {equal} after {all_steps}, {where}at the end",

@@ -8,6 +8,7 @@ are exact, differ as if they were other samples."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
@@ -145,14 +146,8 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     new = Samples({sample: 1 for sample in repeated if not known[sample]})  # the twin did not reach them
     repeated -= new
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
-    if step not in ours:
-        gone = named(counts_of(theirs[step], read))
-        reason = f"the final history has no step {step}: {gone} were never consumed"
-        return failed(reason, First(What.ABSENT, step), **measured)
-    if step not in theirs:
-        return failed(
-            f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own", **measured
-        )
+    if other := _of_one_alone(ours, theirs, step):
+        return replace(other, measured=measured)
     if skips := other_skips(ours, theirs, step):
         told = f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
         return failed(told, First(What.SAMPLES, step), **measured)
@@ -169,11 +164,8 @@ def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
     mine, twins = ours.get(step, {}), theirs.get(step, {})
     due, got = (sum(sums_of(execution).in_samples for execution in by_rank.values()) for by_rank in (twins, mine))
     unknown = f"{ONE_SUM.capitalize()}, so it is not known how many samples were skipped or repeated."
-    if step not in ours:
-        reason = f"the final history has no step {step}, which consumed {counted(due, 'sample')} in the twin. {unknown}"
-        return failed(reason, First(What.ABSENT, step), step=step)
-    if step not in theirs:
-        return failed(f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own")
+    if other := _of_one_alone(ours, theirs, step):
+        return replace(other, reason=f"{other.reason}. {unknown}")
     like = sorted(steps_like(theirs, mine, digests_of), key=lambda at: (abs(at - step), at))
     if like:
         what = f"step {step} consumed the samples of step {like[0]}."
@@ -185,6 +177,22 @@ def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
         missing = (counts_of(twins) - counts_of(mine)).total()
         what = f"step {step} consumed other samples than in the twin: {missing} are missing in it."
     return failed(f"{what} {unknown}", First(What.SAMPLES, step), step=step)
+
+
+def _of_one_alone(ours: StepTable, theirs: StepTable, step: int) -> Finding | None:
+    """The failure of a step that only one of run and twin made; None if both made it."""
+    if step in ours and step in theirs:
+        return None
+    mine, last, twins = step in ours, max(ours, default=0), max(theirs, default=0)
+    alone = [at for at in (ours if mine else theirs) if at > (twins if mine else last)]
+    if step not in alone:
+        who = "the final history" if step in theirs else "the twin"
+        return failed(f"{who} has no step {step}", First(What.ABSENT, step), step=step)
+    many = sum(sums_of(one).in_samples for at in alone for one in (ours if mine else theirs)[at].values())
+    which = f"step {step}" if len(alone) == 1 else f"{len(alone)} steps ({alone[0]} to {alone[-1]})"
+    ends = f"the job's last step is {last}, and the twin's {twins}"
+    consumed = f"consumed {counted(many, 'sample')}{'' if mine else ' in the twin, and never took place'}"
+    return failed(f"{ends}: {which} {consumed}", First(What.LAST, step), step=step)
 
 
 def story(

@@ -31,10 +31,10 @@ from torchaos.harness.analysis.checkpointing.saved_parameters import Held
 from torchaos.harness.analysis.comparison.agreement import differences, history_of
 from torchaos.harness.analysis.comparison.losses import Comparison, apart_before
 from torchaos.harness.analysis.comparison.parameters import also, but, left_out, listed, meaning, words
-from torchaos.harness.analysis.ending import teardown_aborts
+from torchaos.harness.analysis.ending import final_step, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.missing_data import why_unplaced
-from torchaos.harness.interfaces import Finding, First, What, failed, inconclusive, passed
+from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.record.history import Attempt
 from torchaos.harness.record.history.saves_and_loads import final_path, main_of
 from torchaos.harness.record.plan import counted
@@ -282,12 +282,14 @@ def _as_in_the_twin(
     vary = saves_vary(run, twins)
     if newest != due and run.history.unplaced:
         return inconclusive(why_unplaced(run, run.history.unplaced))
-    if newest != due and not known and not vary:
-        return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
+    other = None if newest == due or known or vary else _other_newest(run, twins, newest, due)
     both = pairs(ours, theirs[0])
     same_world = [(one, other) for one, other in both if not of_another_world(run, twins[0], one.step)]
     landed_s = min((landing.at_s for landing in landings(run)), default=0.0)
     made = compare(same_world, theirs, run.history, tolerance, ignore, landed_s)
+    if other:
+        clash = _clash(run, twins, in_order(made.clashes), tolerance) if made.clashes else other
+        return clash if clash.outcome is Outcome.FAILED else other
     strange = unexcused(run, twins, ours, theirs)
     found = in_order([*made.clashes, *([] if vary else strange)])
     if found:
@@ -323,6 +325,22 @@ def _as_in_the_twin(
         f"{well}; the contents of {len(same_world)} equal the twin's at the same step{but(made, run)}"
         f"{left_out(len(both) - len(same_world), [one for one in ours if one.good and one.path not in own])}",
         checkpoints=len(ours), compared=len(same_world), entries=len(made.entries),
+    )  # fmt: skip
+
+
+def _other_newest(run: Record, twins: Sequence[Record], newest: int | None, due: int | None) -> Finding:
+    """The failure of a newest checkpoint that is of another step than the twin's. It follows if the job itself ended in
+    another step."""
+    words = f"the newest checkpoint is of step {newest}, the twin's of step {due}"
+    ends = final_step(run) or 0, final_step(twins[0]) or 0
+    if ends[0] == ends[1] or max(newest or 0, due or 0) <= min(ends):
+        return failed(words, newest=newest, twin=due)
+    history = history_of(run, twins)
+    seen = all(made.executions.loss_seen.any() for made in (history, twins[0].history))
+    why = Comparison(run, history, twins, None).why_other_end() if seen else ""
+    return failed(
+        f"the job's last step is {ends[0]}, and the twin's {ends[1]}: {words}{f'. {why}' if why else ''}",
+        First(What.LAST, min(ends) + 1), newest=newest, twin=due,
     )  # fmt: skip
 
 

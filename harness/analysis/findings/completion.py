@@ -10,6 +10,7 @@ from typing import Any
 from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import history_of
+from torchaos.harness.analysis.comparison.losses import Comparison
 from torchaos.harness.analysis.comparison.sample_counts import other_skips
 from torchaos.harness.analysis.ending import (
     TeardownAbort,
@@ -38,10 +39,22 @@ def completion(run: Record, twins: Sequence[Record], steps: int | None = None, o
     if twins and not ended and finding.outcome is Outcome.FAILED:
         mixed = next(filter(None, (mixed_state(history, part) for part in history.segments)), "")
         why = mixed or other_skips(history.by_step(), twins[0].history.by_step())
-        finding = replace(finding, reason=f"{finding.reason}: {why}") if why else finding
-    first = First(What.ENDING, history.last_step or 0)
+        why = f": {why}" if why else _stopped_otherwise(run, history, twins, steps)
+        finding = replace(finding, reason=f"{finding.reason}{why}")
+    last = history.last_step or 0
+    is_other = not ended and due is not None and due != last
+    first = First(What.LAST, min(last, due or 0)) if is_other else First(What.ENDING, last)
     measured = {"exit_code": run.exit_code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
     return replace(finding, first=first, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due})
+
+
+def _stopped_otherwise(run: Record, history: History, twins: Sequence[Record], steps: int | None) -> str:
+    """A sentence on why the job stopped in another step than its twin, to follow another sentence. Empty if nothing
+    shows that, or if a number of steps was given."""
+    if steps is not None or not all(made.executions.loss_seen.any() for made in (history, twins[0].history)):
+        return ""
+    why = Comparison(run, history, twins, None).why_other_end()
+    return f". {why}" if why else ""
 
 
 def _outputs(run: Record, twins: Sequence[Record], patterns: Sequence[str]) -> Finding | None:

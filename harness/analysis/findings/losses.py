@@ -124,7 +124,7 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
             f"{_words(first, 'in the twin')} {story(history, ours, theirs, first)}", First(What.RATE, first.step),
             step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative,
         )  # fmt: skip
-    common = ours.keys() & theirs.keys()
+    common, last, twins_last = ours.keys() & theirs.keys(), max(ours, default=0), max(theirs, default=0)
     dark = unreported(history, ours, twin, theirs)
     for steps in (ours, theirs):
         dark |= common & set(steps.numbers[steps.any(~_has_rates(steps.executions))].tolist())
@@ -132,10 +132,10 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
     if blind is not None or not common:
         where = "in no step" if blind is None else f"in step {blind}"
         return inconclusive(f"the learning rate was not seen {where} on all ranks, in the run or in the twin")
-    if max(ours) < max(theirs):
+    if last < twins_last:
         return inconclusive(
-            f"the final history ends with step {max(ours)}, and the twin's with step {max(theirs)}: the learning "
-            "rates of the steps between were not seen"
+            f"the final history ends with step {last}, and the twin's with step {twins_last}: there are no learning "
+            "rates of the steps between"
         )
     noisy = next((step for step in sorted(common) if not allowed.judges(step)), None)
     if noisy is not None:
@@ -150,7 +150,9 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
             "there: a defect, or chance. More twins or a tolerance would decide."
         )
     equal = "the twin's" if allowed.basis == "given" else "as near to the twins' as the twins' are to each other"
-    return passed(f"the learning rates of {counted(len(common), 'step')} are {equal}", steps=len(common))
+    which = counted(len(common), "step")
+    which = which if last == twins_last else f"the {which} that both made"
+    return passed(f"the learning rates of {which} are {equal}", steps=len(common))
 
 
 def _redone_rates(history: History, allowed: Tolerance) -> Finding:

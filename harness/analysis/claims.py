@@ -53,8 +53,8 @@ CLAIMS: Mapping[str, Claim] = {
         "the loads of each rank, and the optimizer's counters, which agree",
     ),
     "loss scale": Claim(
-        "the loss scale (GradScaler) was not restored: every loss of step {step} is exactly {factor:g} times the "
-        "twin's",
+        "the loss scale (GradScaler) was not restored: every loss of step {step}, times its scale, is exactly "
+        "{factor:g} times the twin's",
         "all losses of the step",
     ),
     "data": Claim(

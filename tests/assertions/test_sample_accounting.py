@@ -138,6 +138,27 @@ def test_data_that_was_rewound_or_drawn_anew_is_told_apart(trainer: Any) -> None
     assert "the twin never consumed them" in other.reason
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([8, 9, 64, 65], "samples 8-9, 64-65 in step 16 are not those of the twin on rank 1 alone, after the resume "
+         "from step 15: the twin consumed them in other steps"),
+        ([8, 64, 9000, 9001], "the twin never consumed 2 of them"),
+    ],
+)  # fmt: skip
+def test_only_samples_that_are_wrong_are_counted(trainer: Any, given: list[int], says: str) -> None:
+    """A rank that draws from another rank's buffer gets samples of several steps. The other rank's are right."""
+    run = trainer(kills=KILL).record()
+    drawn = {"samples": [f"d{index}" for index in given], "indices": given}
+    events = [
+        replace(one, data={**one.data, **drawn})
+        if one.kind is Kind.STEP and (one.attempt, one.rank, one.step) == (1, 1, 1) else one
+        for one in run.events
+    ]  # fmt: skip
+    finding = SampleAccounting().judge(replace(run, events=tuple(events)), [trainer().record()])
+    assert says in finding.reason
+
+
 def test_the_right_indices_with_other_contents_point_to_augmentation(trainer: Any) -> None:
     """The index is right and the digest isn't: what is drawn for the sample came from another RNG."""
     finding = SampleAccounting().judge(_shift(trainer(kills=KILL).record(), 0, "x"), [trainer().record()])

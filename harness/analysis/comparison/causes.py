@@ -305,6 +305,11 @@ def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> s
     return said("accumulation", ours=first.ours, theirs=first.theirs)
 
 
+def is_scaled(ours: Steps, theirs: Steps, first: Difference) -> bool:
+    """Whether what differs first is not the loss, but the scale with which it is multiplied before the backward."""
+    return _loss_scale(ours, theirs, first) is not None
+
+
 def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
     """A clause if all losses differ from the twin's by the same power of two: loss scaling changes only the exponent of
     a number."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, before, differences, uneven, unreported, until
-from torchaos.harness.analysis.comparison.causes import likeliest_cause
+from torchaos.harness.analysis.comparison.causes import is_scaled, likeliest_cause
 from torchaos.harness.analysis.comparison.sample_counts import with_losses_by_samples
 from torchaos.harness.analysis.ending import final_step, own_exit_code, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
@@ -158,8 +158,14 @@ class Comparison:
         alike = Both.of(self._ours, self._twins[0]).ours
         return distances(alike, twins, LOSS, self._loss.typical)
 
+    @property
+    def first_in_words(self) -> str:
+        """What differs first."""
+        scaled = self.first is not None and is_scaled(self._ours, self._twins[0], self.first)
+        return "loss times its scale" if scaled else self.first.what if self.first else ""
+
     def _failed(self, first: Difference, more: str = "") -> Finding:
-        words = f"{in_words(first, 'in the twin')}{more}"
+        words = f"{in_words(first, 'in the twin', self.first_in_words)}{more}"
         if odd := uneven(self._twins[0]):
             return inconclusive(f"{words} But {odd}: it is not known whether the difference is a defect.")
         cause = likeliest_cause(self._run, self._history, self._ours, self._twins[0], first, self._twin)
@@ -200,7 +206,7 @@ class Comparison:
     def _gaps(self) -> Finding | None:
         missing = sorted(self._twins[0].keys() - self._done.keys())
         extra = sorted(self._done.keys() - self._twins[0].keys())
-        last, why = max(self._done, default=0), self.why_other_end()
+        last, why = max(self._done, default=0), self.why_other_end() if missing or extra else ""
         why = f". {why}" if why else ""
         if missing:
             return failed(
@@ -290,13 +296,14 @@ class Comparison:
         )  # fmt: skip
 
 
-def in_words(first: Difference, other: str) -> str:
-    """A sentence about the first difference. `other`: the source of the other value, such as "in the twin"."""
+def in_words(first: Difference, other: str, what: str = "") -> str:
+    """A sentence about the first difference. `other`: the source of the other value, such as "in the twin"; `what`:
+    what differs, if it is not what the difference says."""
     where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
     by = f" (relative difference {first.relative:.2g})" if math.isfinite(first.relative) else ""
     return (
-        f"the {first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of {first.theirs:.9g} "
-        f"{other}{by}."
+        f"the {what or first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of "
+        f"{first.theirs:.9g} {other}{by}."
     )
 
 

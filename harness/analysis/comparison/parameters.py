@@ -92,10 +92,13 @@ def also(first: Clash, more: int) -> str:
     return f", and {others} {'is' if more == 1 else 'are'} not as in the twin either"  # or missing, or of another step
 
 
-def meaning(loss: Difference | None, bitwise: bool, first: Clash, *, seen: bool, clear: bool = True) -> str:
+def meaning(
+    loss: Difference | None, bitwise: bool, first: Clash, *, seen: bool, clear: bool = True, what: str = ""
+) -> str:  # fmt: skip
     """A sentence about the meaning of the first clash. `loss`: the first difference of the losses that neither noise
-    nor rounding explains; None: there is none. `bitwise`: the losses agree bit by bit, as far as both runs show
-    them. `seen`: both runs show losses. `clear`: it is known whether they agree."""
+    nor rounding explains; None: there is none. `what` differs in it, if not what it says. `bitwise`: the losses agree
+    bit by bit, as far as both runs show them. `seen`: both runs show losses. `clear`: it is known whether they
+    agree."""
     agree = said("losses agree" if bitwise else "losses near")
     name = first.name.rpartition(":")[2]
     hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
@@ -109,7 +112,7 @@ def meaning(loss: Difference | None, bitwise: bool, first: Clash, *, seen: bool,
         return said("no loss shows", agree=agree, hint=hint)
     if first.step is not None and loss.step > first.step:
         return f"The losses differ only later, from step {loss.step} on."
-    return f"The {loss.what} differs from step {loss.step} on, so the job had left the twin's path before."
+    return f"The {what or loss.what} differs from step {loss.step} on, so the job had left the twin's path before."
 
 
 def listed(names: Iterable[str]) -> str:

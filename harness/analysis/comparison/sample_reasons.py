@@ -146,8 +146,8 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     new = Samples({sample: 1 for sample in repeated if not known[sample]})  # the twin did not reach them
     repeated -= new
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
-    if other := _of_one_alone(ours, theirs, step):
-        return replace(other, measured=measured)
+    if alone := _of_one_alone(ours, theirs, step):
+        return replace(alone, measured=measured)
     if skips := other_skips(ours, theirs, step):
         told = f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
         return failed(told, First(What.SAMPLES, step), **measured)
@@ -164,8 +164,8 @@ def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
     mine, twins = ours.get(step, {}), theirs.get(step, {})
     due, got = (sum(sums_of(execution).in_samples for execution in by_rank.values()) for by_rank in (twins, mine))
     unknown = f"{ONE_SUM.capitalize()}, so it is not known how many samples were skipped or repeated."
-    if other := _of_one_alone(ours, theirs, step):
-        return replace(other, reason=f"{other.reason}. {unknown}")
+    if alone := _of_one_alone(ours, theirs, step):
+        return replace(alone, reason=f"{alone.reason}. {unknown}")
     like = sorted(steps_like(theirs, mine, digests_of), key=lambda at: (abs(at - step), at))
     if like:
         what = f"step {step} consumed the samples of step {like[0]}."
@@ -250,8 +250,12 @@ def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resum
         return f"{named(missing)} were skipped{where}, {resumed}: {named(extra)} of step {home} came in step {step}"
     if home is not None:
         return f"{named(extra)} were consumed twice{where}, in steps {home} and {step}, {resumed}"
-    mixed = f"{other} never consumed them" if got - total_of(theirs.values(), read) else "they come in another order"
-    return f"{named(got)} in step {step} are not those of {other}{where}, {resumed}: {mixed}"
+    known = total_of(theirs.values(), read)
+    new = sum(times for sample, times in extra.items() if not known[sample])
+    mixed = f"{other} consumed them in other steps"
+    if new:
+        mixed = f"{other} never consumed {'them' if new == extra.total() else f'{new} of them'}"
+    return f"{named(extra)} in step {step} are not those of {other}{where}, {resumed}: {mixed}"
 
 
 def _nearest(step: int, others: Collection[int]) -> int | None:

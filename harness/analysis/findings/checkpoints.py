@@ -359,9 +359,10 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
     loss = losses.first if losses else None
     clear = losses is None or losses.are_clear
     seen = all(made.executions.loss_seen.any() for made in (history, twins[0].history))
-    more = len({clash.name for clash in found}) - 1
+    more, what = len({clash.name for clash in found}) - 1, losses.first_in_words if losses else ""
+    means = meaning(loss, bitwise is None, first, seen=seen, clear=clear, what=what)
     return failed(
-        f"{words(first)}{also(first, more)}. {meaning(loss, bitwise is None, first, seen=seen, clear=clear)}",
+        f"{words(first)}{also(first, more)}. {means}",
         None if first.step is None else First(What.SAVED, first.step),
         step=first.step, entry=first.name, entries=more + 1,
     )  # fmt: skip

@@ -221,6 +221,52 @@ def test_a_checkpoint_under_another_name_is_the_one_that_holds_the_same(trainer:
         assert len(found) == 3 + paired
 
 
+def _random_names(scheme: str, names: str, *contents: str, noise: str = "") -> dict[str, Any]:
+    """The inventory of one checkpoint of step 30, in which each rank has a file of its own below random names."""
+    return _inventory(
+        *(
+            _one(30, path=scheme.format(names[min(rank, len(names) - 1)] * 8, rank), tensors=dict.fromkeys("ab", f"{each}{noise}"))
+            for rank, each in enumerate(contents)
+        ),
+        steps=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["{0}/state-r{1}.pt", "rank{1}/{0}.pt", "{0}-r{1}.pt", "r{1}-{0}/a.pt", "{0}.pt"])
+def test_files_of_ranks_below_random_names_are_compared_rank_by_rank(trainer: Any, scheme: str) -> None:
+    """Each run draws other names, so that the order of the files says nothing. A file is compared with that of its
+    rank; if one is wrong, this is found, too; so is a file of another rank in the place of a rank's own."""
+    theirs = _random_names(scheme, "ac", "zero", "one")
+    for names in ("bd", "db"):
+        well = _judge(trainer, _random_names(scheme, names, "zero", "one"), theirs)
+        assert (well.outcome, well.measured["compared"]) == (Outcome.PASSED, 2), well.reason
+        for contents in (("zero", "lost"), ("zero", "zero"), *([("one", "zero")] if "{1}" in scheme else [])):
+            wrong = _judge(trainer, _random_names(scheme, names, *contents), theirs)
+            assert (wrong.outcome, "differs from the twin's" in wrong.reason) == (Outcome.FAILED, True), wrong.reason
+
+
+def test_no_difference_is_claimed_if_several_files_may_be_the_same(trainer: Any) -> None:
+    """Random names that say nothing of the rank, and contents that are nobody's: neither a difference nor a missing
+    checkpoint is claimed. One that is the twin's is still compared."""
+    theirs = _random_names("{0}.pt", "ac", "zero", "one")
+    unclear = _judge(trainer, _random_names("{0}.pt", "bd", "lost", "wrong"), theirs)
+    assert (unclear.outcome, "nothing shows with which one" in unclear.reason) == (Outcome.INCONCLUSIVE, True)
+    assert "missing" not in unclear.reason
+
+
+def test_what_differs_between_twins_is_known_below_random_names(trainer: Any) -> None:
+    """What twins differ in is learned for the same file, whatever it is called in each of them."""
+
+    def made(names: str, seconds: str) -> dict[str, Any]:
+        other = {"step": "30", "took": seconds}
+        return _inventory(
+            *(_one(30, path=f"{name * 8}/r{rank}.pt", values=other) for rank, name in enumerate(names)), steps=()
+        )
+
+    finding = _judge(trainer, made("bd", "1.5"), made("ca", "2.5"), made("ef", "3.5"))
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
 @pytest.mark.parametrize(
     ("own", "outcome"),
     [

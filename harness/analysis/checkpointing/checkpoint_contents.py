@@ -38,6 +38,7 @@ class Checkpoint:
     root: str = ""  # the checkpoint folder
     named: str = ""  # the checkpoint folder, with `{run}` instead of the run's own folder, as in `values`
     raced: bool = False  # its only known problem is that memory changed while it was saved
+    ranks: tuple[int, ...] = ()  # that saved it
     obstacle: str = ""  # all that keeps it from being read, if none of it shows that bytes changed or are missing
 
     @property
@@ -232,5 +233,6 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
         loads and not replaced, str(problem) if problem else None,
         tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {}, closed,
         sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root,
-        _named(record.plan.job), _raced(raw), "; ".join(_problems(raw)) if _only(raw, "unreadable", *_BLIND) else "",
+        _named(record.plan.job), _raced(raw), save.ranks if save else (),
+        "; ".join(_problems(raw)) if _only(raw, "unreadable", *_BLIND) else "",
     )  # fmt: skip

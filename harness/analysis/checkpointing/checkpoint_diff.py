@@ -197,7 +197,7 @@ def compare(
     made, noise, usual = Compared(), {} if tolerance is not None else noise_of(twins, early), _usual_norms(found)
     least = _LAST_BIT if any(noise.values()) else 0.0  # the last bit may be equal in all twins by chance
     for ours, other in found:
-        kin = family(ours.path)
+        kin = family(other.path)  # names may be random: those of the first twin are known to all
         made.entries |= {(kin, name) for name in (*ours.tensors, *ours.values) if not _is_any(name, ignore)}
         made.ignored |= {name for name in (*ours.tensors, *ours.values) if _is_any(name, ignore)}
         for clash in differing(ours, other):
@@ -233,7 +233,7 @@ def noise_of(twins: Sequence[Sequence[Checkpoint]], early: Sequence[Pair] = ()) 
     found: dict[Entry, float | None] = {}
     of_twins = (pair for first, second in combinations(twins, 2) for pair in pairs(first, second))
     seen = [(pair[0], clash) for pair in of_twins for clash in differing(*pair)]
-    seen += [(pair[0], clash) for pair in early for clash in differing(*pair) if clash.kind == "value"]
+    seen += [(pair[1], clash) for pair in early for clash in differing(*pair) if clash.kind == "value"]
     for checkpoint, clash in seen:
         entry = family(checkpoint.path), clash.name
         size = None if may_be_a_clock(clash) else clash.distance

@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
 from torchaos.harness.analysis.checkpointing.local_disks import local_folder
@@ -33,14 +33,65 @@ def family(path: str) -> str:
 
 def pairs(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
     """Pairs of good checkpoints of the same step, in the order of `ours`. The two checkpoints of a pair have the same
-    path, or share most of their entries under different paths. A trainer may choose another name if its usual name
-    exists already. Or it writes two files in turn, and after a restart the files change places."""
-    found = []
+    path, or share most of their entries under different paths: names may be random, a trainer may choose another name
+    if its usual name exists already, or it writes two files in turn, and after a restart the files change places.
+    Checkpoints for which the twin has several that may be the same are left out (see `unclear`)."""
+    return [(checkpoint, others[0]) for checkpoint, others in _matches(ours, theirs) if len(others) == 1]
+
+
+def unclear(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """The good checkpoints for which nothing shows which one of several of the twin is the same."""
+    return [checkpoint for checkpoint, others in _matches(ours, theirs) if len(others) > 1]
+
+
+def _matches(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[tuple[Checkpoint, list[Checkpoint]]]:
+    """The good checkpoints of `ours`, each with those of the twin that may be the same. Of several, the one with equal
+    contents is the same, and the others belong to other checkpoints of this attempt."""
+    found, taken = [], defaultdict[tuple[int | None, int | None], set[str]](set)
     for checkpoint in (checkpoint for checkpoint in ours if checkpoint.good):
         same = [other for other in theirs if other.good and other.step == checkpoint.step]
         exact = [other for other in same if other.path == checkpoint.path]
-        found += [(checkpoint, other) for other in exact or _elsewhere(checkpoint, same, ours, theirs)[:1]]
+        found.append((checkpoint, exact or _most_alike(checkpoint, _elsewhere(checkpoint, same, ours, theirs))))
+    for place, (checkpoint, others) in enumerate(found):
+        own = taken[checkpoint.step, checkpoint.attempt]
+        equal = [other for other in others if other.path not in own and _contents(other) == _contents(checkpoint)]
+        if len(others) > 1 and equal:
+            found[place] = checkpoint, equal[:1]
+        own.update(other.path for other in found[place][1] if len(found[place][1]) == 1)
+    for place, (checkpoint, others) in enumerate(found):
+        own = taken[checkpoint.step, checkpoint.attempt]
+        free = [other for other in others if other.path not in own]
+        if len(others) > 1 and len(free) == 1:
+            found[place] = checkpoint, free
     return found
+
+
+def _most_alike(checkpoint: Checkpoint, others: list[Checkpoint]) -> list[Checkpoint]:
+    """Those of `others` that are most like `checkpoint`: in their names below the part that differs, in the ranks that
+    saved them, in the words of their paths, in the names of their entries."""
+    own = checkpoint.path
+    for alike in (
+        lambda other: _equal_at_end(own.split("/"), other.path.split("/")),
+        lambda other: int(bool(checkpoint.ranks) and checkpoint.ranks == other.ranks),
+        lambda other: sum(a == b for a, b in zip(_words(own), _words(other.path), strict=False)),
+        lambda other: 2 * _shared(checkpoint, other) - _size(other),
+    ):
+        most = max(map(alike, others), default=0)
+        others = [other for other in others if alike(other) == most]
+    return others
+
+
+def _equal_at_end(ours: Sequence[str], theirs: Sequence[str]) -> int:
+    both = zip(reversed(ours), reversed(theirs), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+
+
+def _words(path: str) -> list[str]:
+    return re.split(r"[^A-Za-z0-9]+", path)[::-1]
+
+
+def _contents(checkpoint: Checkpoint) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    return checkpoint.tensors, checkpoint.values
 
 
 def _elsewhere(
@@ -65,7 +116,7 @@ def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Ch
     because it keeps only the newest. Then the run has at least as many newer checkpoints of the family as the twin has
     in all."""
     own = {checkpoint.path: checkpoint for checkpoint in ours}
-    paired = {other.path for _one, other in pairs(ours, theirs)}
+    paired = {other.path for _one, others in _matches(ours, theirs) for other in others}
     gone = [other for other in theirs if other.good and other.path not in paired and not _there(own.get(other.path))]
     return [other for other in gone if not _removed(other, ours, theirs)]
 
@@ -73,7 +124,7 @@ def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Ch
 def moved(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
     """Pairs of good checkpoints that have the same path and different steps, and no counterpart under another path."""
     there = {other.path: other for other in theirs if other.good}
-    paired = {checkpoint.path for checkpoint, _other in pairs(ours, theirs)}
+    paired = {checkpoint.path for checkpoint, others in _matches(ours, theirs) if others}
     return [
         (checkpoint, there[checkpoint.path])
         for checkpoint in ours

@@ -25,7 +25,7 @@ from torchaos.harness.analysis.checkpointing.checkpoint_diff import (
     unexcused,
 )
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, Did, counts, damages, meetings
-from torchaos.harness.analysis.checkpointing.resume_points import pairs, without_unreadable
+from torchaos.harness.analysis.checkpointing.resume_points import pairs, unclear, without_unreadable
 from torchaos.harness.analysis.checkpointing.save_schedule import saves_vary
 from torchaos.harness.analysis.checkpointing.saved_parameters import Held
 from torchaos.harness.analysis.comparison.agreement import differences, history_of
@@ -294,6 +294,11 @@ def _as_in_the_twin(
     found = in_order([*made.clashes, *([] if vary else strange)])
     if found:
         return _clash(run, twins, found, tolerance)
+    if several := unclear(ours, theirs[0]):
+        return inconclusive(
+            f"{well}; nothing shows with which one of the twin's {listed([one.at for one in several])} is to be "
+            "compared, and none has the same contents"
+        )
     if not made.entries:
         why = "the twins differ from each other in all of them"
         if not same_world:

@@ -221,11 +221,11 @@ def test_a_checkpoint_under_another_name_is_the_one_that_holds_the_same(trainer:
         assert len(found) == 3 + paired
 
 
-def _random_names(scheme: str, names: str, *contents: str, noise: str = "") -> dict[str, Any]:
+def _random_names(scheme: str, names: str, *contents: str) -> dict[str, Any]:
     """The inventory of one checkpoint of step 30, in which each rank has a file of its own below random names."""
     return _inventory(
         *(
-            _one(30, path=scheme.format(names[min(rank, len(names) - 1)] * 8, rank), tensors=dict.fromkeys("ab", f"{each}{noise}"))
+            _one(30, path=scheme.format(names[rank] * 8, rank), tensors=dict.fromkeys("ab", each))
             for rank, each in enumerate(contents)
         ),
         steps=(),

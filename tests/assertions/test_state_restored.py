@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.analysis.checkpointing.restored_state import RNG, begun_with, in_words
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Finding, Outcome, What
-from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named
+from torchaos.harness.record.record import Record
 from torchaos.harness.reporting.story import _why
 
 
@@ -68,6 +70,60 @@ def test_parts_that_do_not_add_up(trainer: Any, broken: tuple[str, ...], outcome
     found = judged(trainer, parts=True, broken=frozenset(broken))
     assert found.outcome is outcome
     assert outcome is Outcome.PASSED or "can't be added up" in found.reason
+
+
+def _with_experts(run: Record, **of: int) -> Record:
+    """The record of a job whose rank 1 also holds parameters of its own (experts), with moments. Only rank 0 saves, so
+    that they are recorded as check sums alone. `of`: the rank whose values rank 1 began with after the resume."""
+    last = max(one.attempt or 0 for one in run.events)
+
+    def own(text: str, rank: int) -> str:
+        return hashlib.md5(f"{text} {rank}".encode()).hexdigest()
+
+    def changed(event: Event) -> Event | None:
+        data = dict(event.data)
+        if event.kind is Kind.STEP:
+            for name in ("parameters", "moments", "restored", "restored_moments"):
+                rank = event.rank or 0
+                if of and rank and event.attempt == last:
+                    rank = of.get(name, 1 if name in ("restored", "restored_moments") else 9)
+                if name in data:
+                    data[name] = own(str(data[name]), rank)
+        if event.kind is Kind.BEGUN:
+            if event.rank and event.step:
+                return None
+            data["parameters"] = {**data["parameters"], "expert": ["float32 1", f"{event.rank:016x}"]}
+            data["moments"] = {**data["moments"], "expert/momentum": ["float32 1", f"{7 + (event.rank or 0):016x}"]}
+        return replace(event, data=data)
+
+    return replace(run, events=tuple(one for event in run.events if (one := changed(event))))
+
+
+@pytest.mark.parametrize(
+    ("of", "outcome", "words"),
+    [
+        ({}, Outcome.PASSED, "parameters and moments of the optimizer are bit for bit as before"),
+        ({"restored_moments": 0}, Outcome.FAILED, "the moments of the optimizer"),
+        ({"restored": 0}, Outcome.FAILED, "the parameters"),
+        ({"restored_moments": 5}, Outcome.INCONCLUSIVE, "parts of the model"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_each_rank_gets_its_own_state_back(
+    trainer: Any, named: bool, of: dict[str, int], outcome: Outcome, words: str
+) -> None:
+    """A job that gathers the weights of experts and saves the moments of rank 0 alone gives those to rank 1, too. What
+    is recorded of rank 1 are check sums: they are its own again, or another rank's, or nobody's."""
+    run = _with_experts(trainer(kills=((13, 1),), state_seen=True, named=named).record(), **of)
+    found = StateRestored().judge(run, ())
+    assert (found.outcome, words in found.reason) == (outcome, True), found.reason
+    assert ("on rank 1 they are those of rank 0" in found.reason) is (outcome is Outcome.FAILED)
+    if "restored_moments" in of and outcome is Outcome.FAILED:
+        twin = _with_experts(trainer(state_seen=True, named=named).record())
+        apart = [replace(one, data={**one.data, "losses": [9.0]}) if one.kind is Kind.STEP and one.attempt == 1
+                 and one.step == 2 else one for one in run.events]  # fmt: skip
+        cause = LossContinuity().judge(replace(run, events=tuple(apart)), [twin]).reason
+        assert "moments were not restored: on rank 1 they are those of rank 0" in cause, cause
 
 
 @pytest.mark.parametrize(("broken", "outcome"), [((), Outcome.PASSED), (("momentum",), Outcome.FAILED)])

@@ -55,6 +55,7 @@ class Carried:
     buffers: bool | None = None
     others: tuple[Other, ...] = ()  # the parts of the state that are not as they were
     after: Mapping[str, int] = field(default_factory=dict)  # by name of a lost state: the step that it is of instead
+    moved: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # see `_of_other_ranks`
     generators: str = ""  # what was seen of the generators that the forward draws from and that are not as they were
 
     @property
@@ -85,6 +86,9 @@ class Carried:
 
     def instead(self, *names: str) -> str:
         """What these states ("parameters", "moments") are instead of what they should be, as a clause."""
+        moved = {rank: of for name in names for rank, of in self.moved.get(name, {}).items()}
+        if moved:
+            return "; ".join(f"on rank {rank} they {said('of a rank', rank=of)}" for rank, of in sorted(moved.items()))
         of = {self.after[name] for name in names if name in self.after}
         return f"they {said('after', step=of.pop())}" if len(of) == 1 else said("sums other")
 
@@ -145,13 +149,17 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
                 parameters = as_saved or _equal(restored, after)
         if moments is None:
             moments = _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments"))
+        moved = {} if same else _of_other_ranks(first, saved, next_)
+        if not same:
+            parameters = _rank_by_rank("parameters", parameters, moved, begun, first, saved)
+            moments = _rank_by_rank(MOMENTS, moments, moved, begun, first, saved)
         others = tuple(begun.of("parameters", "frozen", "buffers", MOMENTS))
         frozen, buffers = begun.equal("frozen"), begun.equal("buffers")
         lost = [name for name, equal in (("parameters", parameters), ("moments", moments)) if equal is False]
         of = {name: _step_with(history, attempt, _by_rank(first, _RESTORED[name]), name) for name in lost}
         instead = {name: step for name, step in of.items() if step is not None}
         rngs = begun.generators_in_words(begun.lost_generators, attempt.world_size)
-        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, rngs)
+        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, moved, rngs)
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:
@@ -165,6 +173,43 @@ def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | 
     for one in earlier.with_state:
         after.setdefault(one.global_step or 0, {})[one.rank] = getattr(one, name)
     return max((step for step, of in after.items() if of == restored), default=None)
+
+
+def _of_other_ranks(
+    first: Sequence[Execution], saved: Sequence[Execution], next_: Sequence[Execution]
+) -> dict[str, dict[int, int]]:
+    """By quantity, the ranks that began with what another rank had before and they had not, each with that other rank.
+    Empty if all ranks only changed places, or if their number changed."""
+    found: dict[str, dict[int, int]] = {}
+    for name, restored in _RESTORED.items():
+        now, before, continued = _by_rank(first, restored), _by_rank(saved, name), _by_rank(next_, restored)
+        if now.keys() != before.keys() or None in now.values() or None in before.values():
+            return {}
+        had = {rank: {before[rank], continued.get(rank)} - {None} for rank in before}
+        found[name] = {
+            rank: others[0]
+            for rank, sums in now.items()
+            if sums not in had[rank] and str(sums).rpartition("-")[2].strip("0")
+            if (others := [other for other in had if sums in had[other] and before[other] != before[rank]])
+        }
+    places = [sorted(of.items()) for of in found.values()]
+    if all(one == places[0] and sorted(dict(one)) == sorted(dict(one).values()) for one in places):
+        return {}
+    return found
+
+
+def _rank_by_rank(
+    name: str, equal: bool | None, moved: Mapping[str, Mapping[int, int]], begun: Begun, first: Sequence[Execution],
+    saved: Sequence[Execution],
+) -> bool | None:  # fmt: skip
+    """Whether each rank has back what it had itself, if the parts that were compared by name are `equal`. What only one
+    rank holds may have been recorded as a check sum alone."""
+    if moved.get(name):
+        return False
+    now, before = _by_rank(first, _RESTORED[name]), _by_rank(saved, name)
+    if equal and now.keys() == before.keys() and any(now[rank] != before[rank] for rank in begun.partly[name]):
+        return None
+    return equal
 
 
 def _is_scratch(other: Other, begun: Begun) -> bool:

@@ -90,6 +90,9 @@ class Begun:
     seen: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     absent: set[str] = field(default_factory=set)
     compared: dict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))  # ranks, by part
+    partly: dict[str, set[int]] = field(
+        default_factory=lambda: defaultdict(set)
+    )  # ranks with parts that were not compared
     parameters: frozenset[str] = frozenset()  # names of those that torch optimizers train
     unsaved: frozenset[str] = frozenset()  # buffers that are in no state_dict
     drawn: frozenset[str] | None = None  # generators that the forward drew from; None: not seen
@@ -359,6 +362,8 @@ def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[st
             have = {**mine[rank].sums.get("frozen", {}), **mine[rank].sums.get("parameters", {})}
         if values:
             found.seen[quantity].add(rank)
+        if (_values(mine[rank], quantity) or {}).keys() - values.keys():
+            found.partly[quantity].add(rank)
         for name, entry in values.items():
             lacks = name not in have and (quantity == MOMENTS and name.partition("/")[0] in _trained(mine[rank]))
             differs = name in have and tuple(have[name]) != tuple(entry)

@@ -149,6 +149,8 @@ class _Resumed:
         self._weights = self._ranks_with_other_weights()
 
     def _ranks_with_other_weights(self) -> Mapping[int, str] | None:
+        if self._carried and (moved := self._carried.moved.get("parameters")):
+            return {rank: said("of a rank", rank=of) for rank, of in moved.items()}
         if self._carried and self._carried.parameters:
             return {}
         if (equal := self._begun.equal("parameters")) is not None:

@@ -4,7 +4,7 @@ Faults whose recoveries overlap interrupted the job once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness import registry
@@ -216,7 +216,8 @@ def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None]
 def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float | None]:
     """The parts of a recovery in the attempt that made steps again, from its rendezvous to its first step."""
     first = history.executions.of_attempt(back.number).first_s()
-    loads = [load.mono_s for load in history.loads if load.attempt == back.number and load.ok]
+    loads = [load for load in history.loads if load.attempt == back.number and load.ok]
+    loads = [load for load in loads if first is None or load.mono_s <= first]
     ups = [process.up_s for process in back.ranks.values()]
     whole = len(ups) >= back.world_size
     up = max(ups) if ups and whole else None
@@ -226,23 +227,28 @@ def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float
         "imported": _by_all(back, after, lambda e: e.kind is Kind.AGENT_STARTED and bool(e.data["torch"])),
         "prepared": _by_all(back, after, _is_join, lambda e: e.mono_s - e.data["blocked_s"]),
         "joined": _by_all(back, after, _is_join),
-        "set_up": _by_all(back, after, lambda e: e.kind is Kind.LOAD_BEGIN and (first is None or e.mono_s <= first)),
-        "restored": max((at for at in loads if first is None or at <= first), default=None),
+        "set_up": _by_all(
+            back,
+            after,
+            lambda e: e.kind is Kind.LOAD_BEGIN and (first is None or e.mono_s <= first),
+            of={load.rank for load in loads},
+        ),
+        "restored": max((load.mono_s for load in loads), default=None),
         "first_step": first,
     }
 
 
 def _by_all(
     back: Attempt, after: _After, wanted: Callable[[Event], bool],
-    at: Callable[[Event], float] = lambda event: event.mono_s,
+    at: Callable[[Event], float] = lambda event: event.mono_s, of: Collection[int] = (),
 ) -> float | None:  # fmt: skip
-    """The time at which the last rank of the attempt had its first wanted event. None if a rank had no such event.
-    `at`: the time of an event, by CLOCK_MONOTONIC."""
+    """The time at which the last rank had its first wanted event. None if a rank had no such event. `at`: the time of
+    an event, by CLOCK_MONOTONIC. `of`: ranks; all of the attempt by default. Some jobs load on one rank alone."""
     came: dict[int, float] = {}
     for event in after.events:
         if event.attempt == back.number and event.rank is not None and wanted(event):
             came.setdefault(event.rank, at(event))
-    return max(came.values()) if came and back.ranks.keys() <= came.keys() else None
+    return max(came.values()) if came and set(of or back.ranks) <= came.keys() else None
 
 
 def _again(record: Record, landing: Landing, end: End | None) -> list[int]:

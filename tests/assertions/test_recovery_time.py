@@ -64,6 +64,17 @@ def test_parts_come_in_order_and_from_the_right_events(trainer: Any) -> None:
     assert (one.fault, one.lost_steps) == ("kill", 2)
 
 
+def test_the_load_of_one_rank_alone_is_the_load_of_the_job(trainer: Any) -> None:
+    """A rank that gets its state by a broadcast loads no file. A load whose begin was not seen has none."""
+    run = trainer(kills=KILL).record()
+    alone = _without(run, lambda event: event.kind in (Kind.LOAD_BEGIN, Kind.LOAD_END) and event.rank == 1)
+    at = next(event.mono_s for event in alone.events if event.kind is Kind.LOAD_BEGIN)
+    (one,) = recoveries(alone)
+    assert one.parts["set_up"] == pytest.approx(at - one.at_s)
+    (blind,) = recoveries(_without(run, lambda event: event.kind is Kind.LOAD_BEGIN and event.rank == 1))
+    assert blind.parts["set_up"] is None
+
+
 @pytest.mark.parametrize(
     "part", ["felt", "detect", "torn_down", "rendezvous", "workers_up", "restored", "first_step", "catch_up"]
 )

@@ -77,13 +77,13 @@ def take(
     seen: Iterable[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The inventory of all checkpoints under `root`: {"root", "checkpoints", "unread": types of other files that may
-    hold tensors, "problem": why it is incomplete, or None}.
+    hold tensors, each with its number, "problem": why it is incomplete, or None}.
 
     `manifests`: the run directory with the manifests of the saves. `seen`: paths that the job saved or loaded: they are
     checkpoints whatever their names are. Raises nothing. It stops after `timeout_s` seconds, or when `given_up()` is
     true."""
     found: list[dict[str, Any]] = []
-    unread: list[str] = []
+    unread: dict[str, int] = {}
     problem, files, end = None, Local(), time.monotonic() + timeout_s
     saved = _manifests(manifests)
 

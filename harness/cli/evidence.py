@@ -111,6 +111,7 @@ def verify(path: str, every: bool, manifest: Path | None, json_file: Path | None
     try:
         results = [verify_one(files, one, manifests) for one in _chosen(files, where, every)]
         trackers = [tracker for tracker in formats.trackers(files, where) if tracker.target is None]
+        beside = {} if [one.layout.path for one in results] == [where] else formats.unread(files, where)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}; give a checkpoint, or a folder of them") from error
     finally:
@@ -119,11 +120,18 @@ def verify(path: str, every: bool, manifest: Path | None, json_file: Path | None
         raise UsageError(f"{path}: it is empty; give a checkpoint, or a folder of them")
     lost = [f"{tracker.path}: it names {tracker.text[:80]!r}, which does not exist" for tracker in trackers]
     code = worst([*(result.code for result in results), *([ExitCode.FAILED] if lost else [])])
-    if not is_told(json_file, {"checkpoints": [_as_json(result) for result in results], "trackers": lost}):
+    if every and beside:
+        code = worst([code, ExitCode.INCONCLUSIVE])
+    if not is_told(
+        json_file, {"checkpoints": [_as_json(result) for result in results], "trackers": lost, "unread": beside}
+    ):
         for one in results:
             _show(one)
         for text in lost:
             click.echo(f"damaged: {text}")
+        if beside:
+            number = counted(sum(beside.values()), "file")
+            click.echo(f"not read: {number} of the type {', '.join(beside)}, which may hold checkpoints")
     sys.exit(code)
 
 

@@ -156,6 +156,14 @@ def test_no_checkpoint_and_no_inventory(trainer: Any) -> None:
     assert (unread.outcome, "not read within 300 s" in unread.reason) == (Outcome.INCONCLUSIVE, True)
 
 
+def test_files_that_are_not_read_are_counted_beside_the_others(trainer: Any) -> None:
+    """A verdict about two checkpoints is not one about the archives beside them. Old inventories have no number."""
+    for unread, words in (({".tar": 3}, "(3 files of the type .tar are there, and are not read)"),
+                          ([".tar"], "(files of the type .tar are there, and are not read)")):  # fmt: skip
+        finding = _judge(trainer, {**_inventory(), "unread": unread}, _inventory())
+        assert (finding.outcome, words in finding.reason) == (Outcome.PASSED, True), finding.reason
+
+
 def test_the_newest_must_be_of_the_right_step(trainer: Any) -> None:
     """Older than the twin's, or than the last that was seen saved."""
     finding = _judge(trainer, _inventory(steps=STEPS[:-1]), _inventory())

@@ -128,7 +128,7 @@ def test_a_format_of_another_package_is_one_class(raw: None, tmp_path: Path) -> 
     unnamed.write_bytes(b"RAW!")
     assert read(unnamed).format == "raw"
     assert format_table.may_hold_tensors("a/model.raw")
-    assert formats.unread(Local(), str(tmp_path)) == []
+    assert formats.unread(Local(), str(tmp_path)) == {}
 
 
 def test_its_tracker_can_be_damaged(raw: None, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_what_the_job_was_seen_to_save_is_a_checkpoint(name: str, write: Any, tm
     (tmp_path / "run.log").write_text("step 1")
     found = take(tmp_path, seen=[str(path)])
     (one,) = found["checkpoints"]
-    assert (len(one["tensors"]), one["problem"], one["unread"], found["unread"]) == (1, None, [], [])
+    assert (len(one["tensors"]), one["problem"], one["unread"], found["unread"]) == (1, None, [], {})
     assert one["path"] == ("step-5" if name.startswith("step-5") else name)
 
 
@@ -324,6 +324,6 @@ def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "step-5").mkdir()
     (tmp_path / "step-5" / "state.h5").write_bytes(b"x")
     found = take(tmp_path)
-    assert found["unread"] == [".npz"]
+    assert found["unread"] == {".npz": 1}
     (only,) = found["checkpoints"]
     assert (only["unread"], only["complete"], "are not read" in only["problems"][0]["text"]) == ([".h5"], True, True)

@@ -483,3 +483,20 @@ def test_a_newer_save_that_never_got_the_name(tmp_path: Path) -> None:
     (folder / "rank-1.pt").unlink()
     (problem,) = verify(Local(), str(folder), manifests).problems
     assert problem.text == "rank-1.pt: missing, though it was saved"
+
+
+def test_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    """Whole checkpoints beside archives that nobody looked into are not all checkpoints of the folder."""
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "shared").mkdir()
+    torch.save({"model": {"w": torch.ones(2)}, "optimizer": {}, "step": 5}, tmp_path / "fast" / "5.pt")
+    alone = CliRunner().invoke(cli, ["verify", "--all", str(tmp_path)])
+    assert (alone.exit_code, "not read" in alone.stdout) == (0, False), alone.output
+    for step in (4, 5):
+        (tmp_path / "shared" / f"ckpt-{step}.tar").write_bytes(b"torn")
+    every = CliRunner().invoke(cli, ["verify", "--all", str(tmp_path)])
+    assert (every.exit_code, "not read: 2 files of the type .tar" in every.stdout) == (2, True), every.output
+    newest = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert (newest.exit_code, "not read: 2 files" in newest.stdout) == (0, True), newest.output
+    document = json.loads(CliRunner().invoke(cli, ["verify", "--all", "--json", str(tmp_path)]).stdout)
+    assert document["unread"] == {".tar": 2}

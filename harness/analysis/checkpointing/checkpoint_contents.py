@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import saved_as
-from torchaos.harness.record.plan import PlannedJob
+from torchaos.harness.record.plan import PlannedJob, counted
 from torchaos.harness.record.record import Record
 
 _NUMBER = re.compile(r"\d+")
@@ -162,10 +162,13 @@ def _closed(raw: Mapping[str, object]) -> str:
 
 
 def unread_of(record: Record) -> str:
-    """A clause that names the types of files that may hold tensors and are not read; empty if there are none."""
+    """A clause that counts the files that may hold tensors and are not read; empty if there are none. Inventories of
+    earlier versions list their types alone."""
     inventory = record.artifacts.get("inventory")
     types = inventory.get("unread") if isinstance(inventory, Mapping) else None
-    return f"files of the type {', '.join(map(str, types))} are there, and are not read" if types else ""
+    number = counted(sum(types.values()), "file") if isinstance(types, Mapping) else "files"
+    verb = "is there, and is" if number == "1 file" else "are there, and are"
+    return f"{number} of the type {', '.join(map(str, types))} {verb} not read" if types else ""
 
 
 def _far(ours: str | None, theirs: str | None) -> float | None:

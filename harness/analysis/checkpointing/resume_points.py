@@ -12,7 +12,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 
@@ -70,12 +70,13 @@ def _most_alike(checkpoint: Checkpoint, others: list[Checkpoint]) -> list[Checkp
     """Those of `others` that are most like `checkpoint`: in their names below the part that differs, in the ranks that
     saved them, in the words of their paths, in the names of their entries."""
     own = checkpoint.path
-    for alike in (
+    likenesses: tuple[Callable[[Checkpoint], int], ...] = (
         lambda other: _equal_at_end(own.split("/"), other.path.split("/")),
         lambda other: int(bool(checkpoint.ranks) and checkpoint.ranks == other.ranks),
         lambda other: sum(a == b for a, b in zip(_words(own), _words(other.path), strict=False)),
         lambda other: 2 * _shared(checkpoint, other) - _size(other),
-    ):
+    )
+    for alike in likenesses:
         most = max(map(alike, others), default=0)
         others = [other for other in others if alike(other) == most]
     return others

@@ -107,6 +107,7 @@ class Checkpoints:
         well = f"{counted(_count(good), 'checkpoint')}{files} complete and loadable, the newest is {newest}"
         well += f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         well += f" ({listed(self._unread)} can't be read, and in the twin neither)" if self._unread else ""
+        well += f" ({unread_of(self._run)})" if unread_of(self._run) else ""
         return well + (
             f", {self._held.right} of them hold the parameters that the run had at that step"
             if self._held.right

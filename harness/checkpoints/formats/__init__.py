@@ -10,6 +10,7 @@ import json
 import os
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,16 +93,19 @@ def read(files: Files, path: str) -> Checkpoint:
     return found
 
 
-def unread(files: Files, root: str, seen: Collection[str] = ()) -> list[str]:
-    """The types of files under a folder that may hold tensors, but belong to no readable checkpoint. `seen`: see
-    `find`."""
-    found: set[str | None] = set()
+def unread(files: Files, root: str, seen: Collection[str] = ()) -> dict[str, int]:
+    """How many files of which type are under a folder, may hold tensors, and belong to no readable checkpoint. `seen`:
+    see `find`."""
+    found = Counter[str]()
     for name in files.names(root) if files.is_dir(root) else ():
         path = f"{root}/{name}"
         if path in seen or kind(files, path) or files.is_alias(path, root):
             continue
-        found |= set(unread(files, path, seen)) if files.is_dir(path) else {unread_type(name)} - {None}
-    return sorted(end for end in found if end)
+        if files.is_dir(path):
+            found.update(unread(files, path, seen))
+        elif end := unread_type(name):
+            found[end] += 1
+    return dict(sorted(found.items()))
 
 
 def in_order(found: list[Checkpoint]) -> list[Checkpoint]:

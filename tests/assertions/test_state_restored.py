@@ -14,6 +14,7 @@ from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.analysis.checkpointing.restored_state import RNG, begun_with, in_words
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Finding, Outcome, What
+from torchaos.harness.protocol.check_sums import MIXED
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
@@ -70,6 +71,30 @@ def test_parts_that_do_not_add_up(trainer: Any, broken: tuple[str, ...], outcome
     found = judged(trainer, parts=True, broken=frozenset(broken))
     assert found.outcome is outcome
     assert outcome is Outcome.PASSED or "can't be added up" in found.reason
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_parts_beside_whole_tensors_show_their_step(trainer: Any, late: bool) -> None:
+    """Under tensor parallelism some parameters are parts and others whole, so that the sums of ranks can't be added up.
+    Rank by rank they still show the step of the weights, and that a thread wrote the moments of a later one."""
+
+    class Mixed(trainer):  # type: ignore[misc]
+        def _sum(self, value: float, rank: int, world: int) -> str:
+            return MIXED + hashlib.md5(f"{value} {rank}".encode()).hexdigest()
+
+        def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            super()._step(attempt, world, state, step, local)
+            if late and (attempt, step) == (0, 12):  # the file of step 10 is written only now
+                self._saved[10].momentum, self._saved[10].opt_step = state.momentum, state.opt_step
+
+    run = Mixed(kills=((14, 1),), state_seen=True, sharded=True, loads_seen=False).record()
+    assert run.history.attempts[1].base == 10
+    found = StateRestored().judge(run, ())
+    assert found.outcome is (Outcome.FAILED if late else Outcome.PASSED), found.reason
+    if late:
+        assert "after step 10: they are those after step 12" in found.reason
+        cause = LossContinuity().judge(run, [trainer(state_seen=True, sharded=True).record()]).reason
+        assert "moments were not restored: they are those after step 12" in cause
 
 
 def _with_experts(run: Record, **of: int) -> Record:

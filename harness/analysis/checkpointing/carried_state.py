@@ -153,11 +153,15 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
         if not same:
             parameters = _rank_by_rank("parameters", parameters, moved, begun, first, saved)
             moments = _rank_by_rank(MOMENTS, moments, moved, begun, first, saved)
+        of = {name: _step_with(history, attempt, _by_rank(first, _RESTORED[name]), name) for name in _RESTORED}
+        if parameters is None and of["parameters"] not in (None, attempt.base):
+            parameters = False
+        if moments is None and of[MOMENTS] not in (None, attempt.base):
+            moments = False
         others = tuple(begun.of("parameters", "frozen", "buffers", MOMENTS))
         frozen, buffers = begun.equal("frozen"), begun.equal("buffers")
         lost = [name for name, equal in (("parameters", parameters), ("moments", moments)) if equal is False]
-        of = {name: _step_with(history, attempt, _by_rank(first, _RESTORED[name]), name) for name in lost}
-        instead = {name: step for name, step in of.items() if step is not None}
+        instead = {name: step for name in lost if (step := of[name]) is not None}
         rngs = begun.generators_in_words(begun.lost_generators, attempt.world_size)
         yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, moved, rngs)
 

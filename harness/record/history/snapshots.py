@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.protocol.check_sums import MODULUS, PART, SHARD, is_whole
+from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.attempts import Segment
 from torchaos.harness.record.steps import Execution, Executions
@@ -185,8 +185,9 @@ def _key(of_ranks: Iterable[Sums]) -> Hashable:
 
 
 def _over_ranks(texts: Collection[str]) -> Hashable:
-    """The value of a tensor that all ranks hold whole, or of which each rank holds a part."""
-    if all(map(is_whole, texts)):
+    """The value of a tensor that all ranks hold whole, or of which each rank holds a part. Sums that do not add up,
+    such as those of whole tensors and parts together, are compared as they are."""
+    if not all(text.startswith((PART, SHARD, COPY)) for text in texts):
         return frozenset(texts)
     of_tensors = all(text.startswith(PART) for text in texts)
     shares = set(texts) if of_tensors else [text for text in texts if text.startswith(SHARD)]

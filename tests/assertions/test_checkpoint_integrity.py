@@ -215,6 +215,17 @@ def test_losses_that_nobody_recorded_agree_with_nothing(trainer: Any, changed: d
     assert "no loss shows" not in finding.reason
 
 
+def test_losses_of_steps_that_are_not_known_agree_with_nothing(trainer: Any) -> None:
+    """If it is not known which steps an attempt made, its losses were compared with none."""
+    ours = _inventory(_one(30, tensors={"model.weight": "other", "ema.weight": "e30"}))
+    blind = {f"{name}_seen": False for name in ("loads", "counters", "samples")}
+    run = trainer(kills=KILL, state_seen=True, off=1e-3, **blind).record(inventory=ours)
+    assert run.history.unplaced
+    finding = CheckpointIntegrity().judge(run, [trainer().record(inventory=_inventory())])
+    assert (finding.outcome, "model.weight in step-30" in finding.reason) == (Outcome.FAILED, True), finding.reason
+    assert "Whether the losses agree is not clear" in finding.reason
+
+
 def test_a_checkpoint_under_another_name_is_the_one_that_holds_the_same(trainer: Any) -> None:
     """A trainer that finds its usual name taken writes beside it: more than half of the entries have to be in both."""
     names = [f"layer{number}" for number in range(5)]

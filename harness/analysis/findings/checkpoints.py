@@ -363,7 +363,7 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
         return inconclusive(f"{words(first)}: the losses are not the twin's either, and may decide that")
     losses = Comparison(run, history, twins, tolerance) if bitwise else None
     loss = losses.first if losses else None
-    clear = losses is None or losses.are_clear
+    clear = losses.are_clear if losses else not run.history.unplaced
     seen = all(made.executions.loss_seen.any() for made in (history, twins[0].history))
     more, what = len({clash.name for clash in found}) - 1, losses.first_in_words if losses else ""
     means = meaning(loss, bitwise is None, first, seen=seen, clear=clear, what=what)

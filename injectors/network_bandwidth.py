@@ -24,14 +24,14 @@ class Bandwidth(Fault):
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
         links = [link_of(live) for live in site.nodes]
-        return [Qdisc(link.space.pid, link.space.start_ticks, link.device) for link in links]
+        return [Qdisc(link.namespace.pid, link.namespace.start_ticks, link.device) for link in links]
 
     def apply(self, site: NodeSite) -> None:
         bits = round(self.mbit * 1e6)
         burst = max(3200, bits // 8 // 100)  # bytes: as many as 10 ms allow, and at least two packets
         tbf = ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "200ms"]
         for link in map(link_of, site.nodes):
-            link.space.run(["tc", "qdisc", "add", "dev", link.device, "root", "handle", QDISC_MARK, *tbf])
+            link.namespace.run(["tc", "qdisc", "add", "dev", link.device, "root", "handle", QDISC_MARK, *tbf])
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
         return limited(site)

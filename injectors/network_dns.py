@@ -25,8 +25,8 @@ class Dns(Fault):
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
         links = [link_of(live) for live in site.nodes]
-        spaces = [(link.space.pid, link.space.start_ticks, link.names_file) for link in links]
-        return [Names(pid, ticks, file, Path(file).read_text()) for pid, ticks, file in spaces]
+        namespaces = [(link.namespace.pid, link.namespace.start_ticks, link.names_file) for link in links]
+        return [Names(pid, ticks, file, Path(file).read_text()) for pid, ticks, file in namespaces]
 
     def apply(self, site: NodeSite) -> None:
         for link in map(link_of, site.nodes):

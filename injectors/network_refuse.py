@@ -28,7 +28,7 @@ class Refuse(Fault):
         ports = f"tcp dport {{ {', '.join(map(str, self.ports))} }} " if self.ports else ""
         for link in self._links(site):
             table = _table(site.fault, link)
-            link.space.run(
+            link.namespace.run(
                 ["nft", "-f", "-"],
                 f"table inet {table.table} {{\n counter refused {{ }}\n chain new {{\n"
                 "  type filter hook input priority 0; policy accept;\n"
@@ -47,4 +47,4 @@ class Refuse(Fault):
 
 
 def _table(fault: str, link: Link) -> NftTable:
-    return NftTable(link.space.pid, link.space.start_ticks, "inet", mark_of(fault))
+    return NftTable(link.namespace.pid, link.namespace.start_ticks, "inet", mark_of(fault))

@@ -32,7 +32,7 @@ class Reset(Fault):
         which = f"( {others} )" + (f" and ( {ports} )" if ports else "")
         before = read([*inside, *outside])["resets"]
         for link in inside:
-            link.space.run(["ss", "-K", "-tnHO", "state", "established", which])
+            link.namespace.run(["ss", "-K", "-tnHO", "state", "established", which])
         counts = {"resets": read([*inside, *outside])["resets"] - before}
         site.emit(Kind.NETWORK, {"fault": site.fault, "counts": counts})
         effect = f"{counts['resets']} established connections of the job were reset"

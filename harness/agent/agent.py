@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
 from .fault_triggers import Orders
-from .rank_faults import Lasting
+from .rank_site import Lasting
 from .tally import Epochs, Phases, Tally
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.agent_plan import Moment, Order
 from ..protocol.control_pages import ControlPage, State, wait_until
 from ..protocol.wire import Kind, Phase
-from . import rank_faults
+from . import rank_site
 from .learning_rates import GoingBack
-from .rank_faults import Lease, RankSite
+from .rank_site import Lease, RankSite
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -80,7 +80,7 @@ class Orders:
             try:
                 pending = Pending(order)
                 if order.source is not None:
-                    pending.injector = rank_faults.load(order.source, order.injector, order.params)
+                    pending.injector = rank_site.load(order.source, order.injector, order.params)
                 self._pending.append(pending)
             except Exception as error:
                 self._agent.fail("orders", error)

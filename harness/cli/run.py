@@ -65,7 +65,7 @@ from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.job_plan import check_script
 from torchaos.harness.running.planner.preflight import warnings_of
-from torchaos.harness.running.twin_runs.scenario_run import ScenarioRun, error_result
+from torchaos.harness.running.scenario_run import ScenarioRun, error_result
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
 from torchaos.harness.scenario.job_override import COMMAND_LINE, other_job, text_of

@@ -18,7 +18,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
-from torchaos.harness.running.engine.stages import Run, Stoppable
+from torchaos.harness.running.engine.run import Run, Stoppable
 
 _LIFE = frozenset({  # events that show that a rank is alive, or is started again
     Kind.STEP, Kind.LOSS, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN, Kind.LOAD_END, Kind.AGENT_STARTED,

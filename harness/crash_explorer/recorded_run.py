@@ -34,7 +34,7 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.engine.stages import Run, Stoppable
+from torchaos.harness.running.engine.run import Run, Stoppable
 from torchaos.harness.running.twin_runs.twin import Twins, fault_free, finished_well
 
 # The agent's hooks that show when ranks wait for each other (without them, only the recorded order of operations is

@@ -65,7 +65,7 @@ def start_toxiproxy(upstreams: Mapping[str, str], run_id: str, folder: Path, lin
     log = folder / "server.log"
     with open(log, "ab") as output:
         process = subprocess.Popen(
-            link.space.enter(command, folder) if link else command, cwd=folder, start_new_session=True,
+            link.namespace.enter(command, folder) if link else command, cwd=folder, start_new_session=True,
             env={**os.environ, ENV_RUN_ID: mark_of_server(run_id)}, stdin=subprocess.DEVNULL, stdout=output,
             stderr=output,
         )  # fmt: skip
@@ -88,7 +88,7 @@ def _await(api: Api, process: subprocess.Popen[bytes], names: set[str], link: Li
             state = f"it ended with exit code {process.returncode}"
             break
         try:
-            if link is None or os.path.samefile(f"/proc/{process.pid}/ns/net", f"/proc/{link.space.pid}/ns/net"):
+            if link is None or os.path.samefile(f"/proc/{process.pid}/ns/net", f"/proc/{link.namespace.pid}/ns/net"):
                 proxies = api.ask()
                 if names <= {name for name, proxy in proxies.items() if proxy["enabled"]}:
                     return

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchaos.harness.host import processes
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 
 ASK_S = 8.0  # seconds; less than the time for which a rank is held
 
@@ -69,7 +69,7 @@ class Api:
         except FileNotFoundError:
             raise gone from None
         if elsewhere:
-            command = Space(self.pid, self.start_ticks).enter(command)
+            command = NetworkNamespace(self.pid, self.start_ticks).enter(command)
         try:
             # The command must not start in a folder of the user, because Python imports modules from its current
             # folder.

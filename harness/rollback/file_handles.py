@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from torchaos.harness.host.disk import born_ns, owner_only, sync_folder
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Touches:
 
     process: tuple[int, int] | None = None  # pid and start time (clock ticks since boot) of a process of the job
     run_id: str | None = None  # everything that carries the id of this run
-    network: Space | None = None  # a network namespace; the host's own namespace needs consent
+    network: NetworkNamespace | None = None  # a network namespace; the host's own namespace needs consent
     path: str | None = None  # a path in the run directory or among the job's checkpoints
     own: str | None = None  # a path that must be in the run directory
     marked: str | None = None  # a name that only torchaos uses; the handle's constructor checks it

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.host.toxiproxy import Api
 from torchaos.harness.rollback.file_handles import Touches
 
@@ -23,31 +23,31 @@ _OURS = re.compile(r"torchaos_[a-z0-9_]{1,19}")
 
 
 @dataclass(frozen=True)
-class _InSpace:
+class _InNetworkNamespace:
     pid: int  # the process that keeps the namespace
     start_ticks: int
 
     @property
-    def space(self) -> Space:
-        return Space(self.pid, self.start_ticks)
+    def namespace(self) -> NetworkNamespace:
+        return NetworkNamespace(self.pid, self.start_ticks)
 
     def touches(self) -> Touches:
-        return Touches(network=self.space)
+        return Touches(network=self.namespace)
 
     def undo(self) -> None:
         """Undoes the change. Tries four times, because a tool that the dead harness had just started may interfere."""
         for again in (True, True, True, False):
             try:
-                if self.space.alive() and not self._is_good():
+                if self.namespace.alive() and not self._is_good():
                     self._undo_change()
                 return
             except OSError:
-                if not again and self.space.alive():
+                if not again and self.namespace.alive():
                     raise
                 time.sleep(0.1)
 
     def is_undone(self) -> bool:
-        return not self.space.alive() or self._is_good()
+        return not self.namespace.alive() or self._is_good()
 
     def _is_good(self) -> bool:
         raise NotImplementedError
@@ -57,7 +57,7 @@ class _InSpace:
 
 
 @dataclass(frozen=True)
-class NftTable(_InSpace):
+class NftTable(_InNetworkNamespace):
     """A table of nftables that torchaos made. Undo deletes it."""
 
     kind: ClassVar[str] = "nft_table"
@@ -68,31 +68,31 @@ class NftTable(_InSpace):
         _check_ours(self.table)
 
     def _is_good(self) -> bool:
-        listed = json.loads(self.space.run(["nft", "-j", "list", "tables"]))["nftables"]
+        listed = json.loads(self.namespace.run(["nft", "-j", "list", "tables"]))["nftables"]
         tables = [item["table"] for item in listed if "table" in item]
         return not any((table["family"], table["name"]) == (self.family, self.table) for table in tables)
 
     def _undo_change(self) -> None:
-        self.space.run(["nft", "delete", "table", self.family, self.table])
+        self.namespace.run(["nft", "delete", "table", self.family, self.table])
 
 
 @dataclass(frozen=True)
-class LinkUp(_InSpace):
+class LinkUp(_InNetworkNamespace):
     """A network device that was up. Undo sets it up again."""
 
     kind: ClassVar[str] = "link_up"
     device: str
 
     def _is_good(self) -> bool:
-        shown = json.loads(self.space.run(["ip", "-j", "link", "show", "dev", self.device]))
+        shown = json.loads(self.namespace.run(["ip", "-j", "link", "show", "dev", self.device]))
         return "UP" in shown[0]["flags"]
 
     def _undo_change(self) -> None:
-        self.space.run(["ip", "link", "set", "dev", self.device, "up"])
+        self.namespace.run(["ip", "link", "set", "dev", self.device, "up"])
 
 
 @dataclass(frozen=True)
-class Qdisc(_InSpace):
+class Qdisc(_InNetworkNamespace):
     """The root qdisc of a device, made by torchaos. Undo deletes it if it has the mark; the kernel then sets the
     default again."""
 
@@ -100,15 +100,15 @@ class Qdisc(_InSpace):
     device: str
 
     def _is_good(self) -> bool:
-        shown = json.loads(self.space.run(["tc", "-j", "qdisc", "show", "dev", self.device]))
+        shown = json.loads(self.namespace.run(["tc", "-j", "qdisc", "show", "dev", self.device]))
         return not any(qdisc.get("root") and qdisc["handle"] == QDISC_MARK for qdisc in shown)
 
     def _undo_change(self) -> None:
-        self.space.run(["tc", "qdisc", "del", "dev", self.device, "root"])
+        self.namespace.run(["tc", "qdisc", "del", "dev", self.device, "root"])
 
 
 @dataclass(frozen=True)
-class QueueRule(_InSpace):
+class QueueRule(_InNetworkNamespace):
     """The chain that torchaos made to send packets to a packet queue, and the rule that jumps to it. The queue itself
     is a process, with a handle of its own."""
 
@@ -124,19 +124,19 @@ class QueueRule(_InSpace):
     def _undo_change(self) -> None:
         jump = ["OUTPUT", "-j", self.chain]
         while any(line.split() == ["-A", *jump] for line in self._rules()):
-            self.space.run([*IPTABLES, "-D", *jump])
-        self.space.run([*IPTABLES, "-F", self.chain])
-        self.space.run([*IPTABLES, "-X", self.chain])
+            self.namespace.run([*IPTABLES, "-D", *jump])
+        self.namespace.run([*IPTABLES, "-F", self.chain])
+        self.namespace.run([*IPTABLES, "-X", self.chain])
 
     def _rules(self) -> Sequence[str]:
-        return self.space.run([*IPTABLES, "-S"]).splitlines()
+        return self.namespace.run([*IPTABLES, "-S"]).splitlines()
 
 
 IPTABLES = ("iptables-legacy", "-w", "5")
 
 
 @dataclass(frozen=True)
-class Names(_InSpace):
+class Names(_InNetworkNamespace):
     """The file with the names of a run's nodes. Undo writes the earlier text into the same file, because the nodes have
     it mounted."""
 
@@ -145,7 +145,7 @@ class Names(_InSpace):
     text: str
 
     def touches(self) -> Touches:
-        return Touches(network=self.space, path=self.path, own=self.path)
+        return Touches(network=self.namespace, path=self.path, own=self.path)
 
     def _is_good(self) -> bool:
         try:

@@ -26,9 +26,10 @@ from typing import Any
 
 from intervals import percentile
 
-from torchaos.harness.fault_drivers.network.links import Cut, Link
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.nft_drop import Cut
 from torchaos.harness.fault_drivers.network.udp_probe import Meter
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.rollback.reaper_client import ReaperClient
 from torchaos.harness.running.launchers.local import Netns
@@ -55,9 +56,11 @@ def tick(peer: int, sender: str, receiver: str, record: Path) -> None:
 
 
 @contextmanager
-def ticking(space: Space, peer: Space, sender: str, receiver: str, record: Path) -> Iterator[None]:
+def ticking(
+    namespace: NetworkNamespace, peer: NetworkNamespace, sender: str, receiver: str, record: Path
+) -> Iterator[None]:
     argv = [sys.executable, __file__, "--tick", str(peer.pid), sender, receiver, str(record)]
-    process = subprocess.Popen(space.enter(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(namespace.enter(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -122,21 +125,21 @@ def by_harness(links: list[Link], reaper: ReaperClient) -> Way:
 
 def by_nft(links: list[Link]) -> Way:
     cut = Cut("plain", links[:1], links[1:])
-    ((space, script),) = cut.scripts().items()
+    ((namespace, script),) = cut.scripts().items()
     table = [cut.handles[0].family, cut.handles[0].table]
-    delete = space.enter(["nft", "delete", "table", *table])
+    delete = namespace.enter(["nft", "delete", "table", *table])
     return (
-        lambda _: _call(space.enter(["nft", "-f", "-"]), script),
+        lambda _: _call(namespace.enter(["nft", "-f", "-"]), script),
         lambda _: _call(delete),
     )
 
 
 def by_tc(links: list[Link]) -> Way:
-    space, where = links[0].space, ["dev", links[0].device, "root"]
+    namespace, where = links[0].namespace, ["dev", links[0].device, "root"]
     nothing = ["tbf", "rate", "8bit", "burst", "10", "latency", "1ms"]
     return (
-        lambda _: _call(space.enter(["tc", "qdisc", "add", *where, *nothing])),
-        lambda _: _call(space.enter(["tc", "qdisc", "del", *where])),
+        lambda _: _call(namespace.enter(["tc", "qdisc", "add", *where, *nothing])),
+        lambda _: _call(namespace.enter(["tc", "qdisc", "del", *where])),
     )
 
 
@@ -165,12 +168,14 @@ def in_docker(rounds: int, folder: Path, run: str) -> dict[str, dict[str, list[f
                     client.create_container(image, ["sleep", "600"], host_config=config, networking_config=where)["Id"]
                 )
                 client.start(made[-1])
-            spaces = [Space.of(client.inspect_container(container)["State"]["Pid"]) for container in made]
+            namespaces = [
+                NetworkNamespace.of(client.inspect_container(container)["State"]["Pid"]) for container in made
+            ]
             way: Way = (
                 lambda _: client.disconnect_container_from_network(made[1], network),
                 lambda _: client.connect_container_to_network(made[1], network, ipv4_address="10.79.0.12"),
             )
-            with ticking(spaces[0], spaces[1], "10.79.0.11", "10.79.0.12", folder / "docker.json"):
+            with ticking(namespaces[0], namespaces[1], "10.79.0.11", "10.79.0.12", folder / "docker.json"):
                 marks = measure({"docker network disconnect": way}, rounds)
             return effects(marks, folder / "docker.json")
         finally:
@@ -191,7 +196,7 @@ def main(rounds: int, docker: bool) -> None:
             reaper.record_undo("launcher", launcher.resources(spec), owner="launcher")
             links = [node.link for node in launcher.create(spec)]
             ways = {"harness": by_harness(links, reaper), "plain nft": by_nft(links), "plain tc": by_tc(links)}
-            ends = links[0].space, links[1].space, links[0].address, links[1].address
+            ends = links[0].namespace, links[1].namespace, links[0].address, links[1].address
             with ticking(*ends, folder / "record.json"):
                 marks = measure(ways, rounds)
             found = effects(marks, folder / "record.json")

@@ -2,7 +2,7 @@
 
 from torchaos.harness.analysis.caught_up import BACK
 from torchaos.harness.analysis.checkpointing.local_disks import DISK_LOST
-from torchaos.harness.fault_drivers.network.network_faults import (
+from torchaos.harness.fault_drivers.node_faults import (
     NodeDeath,
     ended,
     heads,

@@ -107,7 +107,7 @@ def bench(
     monkeypatch.setattr(orders, "time", clock)
     monkeypatch.setattr(agent_module("protocol.control_pages"), "time", clock)
     monkeypatch.setattr(
-        orders.rank_faults, "load", lambda _source, name, _params: found.faults.setdefault(name, Fault())
+        orders.rank_site, "load", lambda _source, name, _params: found.faults.setdefault(name, Fault())
     )  # fmt: skip
     yield found
     assert found.failed == []

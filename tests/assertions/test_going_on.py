@@ -18,7 +18,7 @@ from torchaos.harness.analysis.caught_up import Pace, way_back_s
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.analysis.recovery_times import end_of, recoveries
 from torchaos.harness.analysis.verdict import records_of
-from torchaos.harness.fault_drivers.network import network_faults
+from torchaos.harness.fault_drivers import node_faults
 from torchaos.harness.interfaces import Outcome, Target
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History
@@ -258,7 +258,7 @@ def test_a_reboot_tells_when_its_node_is_back(monkeypatch: pytest.MonkeyPatch) -
     node = SimpleNamespace(node=SimpleNamespace(index=2), keep_place=lambda: None, start_again=lambda: 7)
     site = SimpleNamespace(fault="f", nodes=(node,), emit=emit, release=lambda: None)
     reboot = registry.find("injectors", "node.reboot")
-    monkeypatch.setattr(sys.modules[reboot.__module__], "kill", lambda site: network_faults.tell(site, [5], "killed"))
+    monkeypatch.setattr(sys.modules[reboot.__module__], "kill", lambda site: node_faults.tell(site, [5], "killed"))
     reboot(away=0.0).apply(site)
     run = Seen(tuple(told), History.of(told))
     landing = Landing("f", 9.0, 0, frozenset(), frozenset())

@@ -18,7 +18,8 @@ from waiting import wait_until
 
 from torchaos.harness import registry
 from torchaos.harness.fault_drivers.containers import changes
-from torchaos.harness.fault_drivers.network.links import Cut, Link, counts
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.nft_drop import Cut, counts
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import address, engine, of_run
@@ -164,7 +165,7 @@ def test_what_is_in_a_container(idle: Nodes) -> None:
 def _connect(source: Link, to: Link) -> int:
     """What comes of opening a connection to a port that nobody listens at."""
     code = f"s = socket.socket(); s.settimeout(1); print(s.connect_ex(({to.address!r}, 9)))"
-    return int(source.space.run([sys.executable, "-c", f"import socket; {code}"]))
+    return int(source.namespace.run([sys.executable, "-c", f"import socket; {code}"]))
 
 
 @pytest.mark.long
@@ -188,7 +189,7 @@ def test_a_node_is_killed_and_comes_back(idle: Nodes) -> None:
     assert link
     assert now
     assert (now.address, now.name) == (link.address, link.name)
-    assert now.space != link.space
+    assert now.namespace != link.namespace
 
 
 @pytest.mark.long

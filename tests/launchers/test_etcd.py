@@ -97,7 +97,7 @@ def test_all_nodes_reach_one_server_and_it_goes_with_the_run(spec: JobSpec) -> N
         assert [node.env["PET_RDZV_ENDPOINT"] for node in nodes] == [etcd.ENDPOINT] * 2
     assert len(servers := processes.family(etcd.mark_of(spec.env[ENV_RUN_ID]))) == 1
     for node in nodes:
-        assert node.link.space.run([sys.executable, "-I", "-c", ASK, etcd.ENDPOINT]).strip() == "200"
+        assert node.link.namespace.run([sys.executable, "-I", "-c", ASK, etcd.ENDPOINT]).strip() == "200"
     assert not list((spec.log.parent.parent / "net" / "etcd" / "data").iterdir())
     for handle in reversed(launcher.resources(spec)):
         handle.undo()

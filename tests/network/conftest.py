@@ -16,7 +16,7 @@ import pytest
 from needs import need
 
 from torchaos.harness.fault_drivers.network.links import Link
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.local import keepers, make_links
 
@@ -37,8 +37,8 @@ class Wire:
     """Datagrams with the time at which they were sent, from one node to another, within this process."""
 
     def __init__(self, sender: Link, receiver: Link) -> None:
-        self.sender = socket_in(sender.space, lambda: _bound(sender, socket.SOCK_DGRAM))
-        self.receiver = socket_in(receiver.space, lambda: _bound(receiver, socket.SOCK_DGRAM))
+        self.sender = socket_in(sender.namespace, lambda: _bound(sender, socket.SOCK_DGRAM))
+        self.receiver = socket_in(receiver.namespace, lambda: _bound(receiver, socket.SOCK_DGRAM))
         self.receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 21)
 
     def send(self, count: int, gap_s: float = 0.0, wait_s: float = 0.3) -> list[tuple[int, float]]:
@@ -71,13 +71,13 @@ class Wire:
         self.receiver.close()
 
 
-def socket_in(space: Space, make: Callable[[], socket.socket]) -> socket.socket:
+def socket_in(namespace: NetworkNamespace, make: Callable[[], socket.socket]) -> socket.socket:
     """A socket stays in the network namespace in which it was made, and a thread may go there on its own."""
     made: list[Any] = []
 
     def run() -> None:
         try:
-            fd = os.open(f"/proc/{space.pid}/ns/net", os.O_RDONLY)
+            fd = os.open(f"/proc/{namespace.pid}/ns/net", os.O_RDONLY)
             assert ctypes.CDLL(None).setns(fd, _NEWNET) == 0
             os.close(fd)
             made.append(make())
@@ -109,9 +109,9 @@ def wire(links: list[Link]) -> Iterator[Wire]:
 @pytest.fixture
 def connection(links: list[Link]) -> Iterator[tuple[socket.socket, socket.socket]]:
     """An established TCP connection: node 0's end, and node 1's."""
-    listener = socket_in(links[1].space, lambda: _bound(links[1], socket.SOCK_STREAM))
+    listener = socket_in(links[1].namespace, lambda: _bound(links[1], socket.SOCK_STREAM))
     listener.listen()
-    ours = socket_in(links[0].space, lambda: _bound(links[0], socket.SOCK_STREAM))
+    ours = socket_in(links[0].namespace, lambda: _bound(links[0], socket.SOCK_STREAM))
     ours.connect(listener.getsockname())
     theirs, _ = listener.accept()
     yield ours, theirs

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.links import Cut, Link
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.fault_drivers.network.network_faults import netem
+from torchaos.harness.fault_drivers.network.nft_drop import Cut
 from torchaos.harness.fault_drivers.network.packet_queue import Shape, flipped
 from torchaos.harness.fault_drivers.network.traffic_counters import at_least
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.protocol.wire import FIELDS, Event, Kind
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
@@ -113,7 +114,7 @@ def _only(cut: Cut) -> str:
 
 
 def _link(port: str) -> Link:
-    return Link(Space(3, 1), Space(2, 1), "eth0", port, "10.0.0.1", "node", "/hosts", "run")
+    return Link(NetworkNamespace(3, 1), NetworkNamespace(2, 1), "eth0", port, "10.0.0.1", "node", "/hosts", "run")
 
 
 def test_the_rules_of_a_cut() -> None:

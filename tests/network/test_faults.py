@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.fault_drivers.network.links import Cut, Link, counts
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.fault_drivers.network.network_faults import Shaper
+from torchaos.harness.fault_drivers.network.nft_drop import Cut, counts
 from torchaos.harness.fault_drivers.network.packet_queue import Shape
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle, read, round_trips
 from torchaos.harness.interfaces import Handle
@@ -202,7 +203,7 @@ def test_packets_pass_when_the_queue_is_killed(links: list[Link], wire: Any, und
 def test_reset_ends_a_connection(links: list[Link], connection: Ends) -> None:
     """Both ends of an established connection see an error at once, and the kernel counts it."""
     before = read(links)["resets"]
-    links[0].space.run(["ss", "-K", "-tnHO", "state", "established", f"( dst {links[1].address} )"])
+    links[0].namespace.run(["ss", "-K", "-tnHO", "state", "established", f"( dst {links[1].address} )"])
     assert read(links)["resets"] > before
     with pytest.raises(OSError, match=r"abort|reset|pipe"):
         connection[0].sendall(b"x")
@@ -214,12 +215,12 @@ def test_reset_ends_a_connection(links: list[Link], connection: Ends) -> None:
 def test_tools_say_what_is_wrong(links: list[Link]) -> None:
     """A tool that fails is an OSError with the tool's own words; one in a namespace that is gone, too."""
     with pytest.raises(OSError, match="Cannot find device"):
-        links[0].space.run(["ip", "link", "set", "dev", "nosuch", "up"])
+        links[0].namespace.run(["ip", "link", "set", "dev", "nosuch", "up"])
     process = subprocess.Popen(["true"])
-    space = type(links[0].space)(process.pid, 1)
+    namespace = type(links[0].namespace)(process.pid, 1)
     process.wait()
     with pytest.raises(ProcessLookupError, match="is gone"):
-        space.run(["true"])
+        namespace.run(["true"])
 
 
 class _Site:

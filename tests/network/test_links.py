@@ -26,19 +26,19 @@ def test_every_node_has_its_own_name_and_finds_the_others(links: list[Link]) -> 
     """Host name, address and the names of the others are the node's own; no name server is asked."""
     for index, link in enumerate(links):
         look = "import socket as s; print(s.gethostname(), *(s.gethostbyname(f'node00{n}') for n in range(3)))"
-        said = subprocess.check_output(link.space.enter([sys.executable, "-c", look], Path("/")), text=True).split()
+        said = subprocess.check_output(link.namespace.enter([sys.executable, "-c", look], Path("/")), text=True).split()
         assert said == [f"node00{index}", *(one.address for one in links)]
 
 
 def test_a_node_keeps_the_working_directory(links: list[Link], tmp_path: Path) -> None:
     """A command finds the files of the host where it would find them there."""
-    assert subprocess.check_output(links[1].space.enter(["pwd"], tmp_path), text=True).strip() == str(tmp_path)
+    assert subprocess.check_output(links[1].namespace.enter(["pwd"], tmp_path), text=True).strip() == str(tmp_path)
 
 
 def test_nodes_hear_each_other_and_nobody_else(links: list[Link], wire: Any) -> None:
     """Every datagram comes; the host's own network is out of reach."""
     assert [number for number, _ in wire.send(20)] == list(range(20))
-    devices = links[0].space.run(["ip", "-br", "link"]).split("\n")
+    devices = links[0].namespace.run(["ip", "-br", "link"]).split("\n")
     assert sorted(line.split()[0].partition("@")[0] for line in devices if line) == ["eth0", "lo"]
 
 
@@ -75,17 +75,17 @@ def test_nothing_is_made_in_the_hosts_own_namespaces(folder: Path, fresh_run: st
     made = make_links(folder, 2, fresh_run)
     assert host() == before
     JobProcesses(keepers(fresh_run)).undo()
-    assert not any(link.space.alive() or link.switch.alive() for link in made)
+    assert not any(link.namespace.alive() or link.switch.alive() for link in made)
     assert host() == before
 
 
 def test_the_namespaces_go_with_their_keeper(folder: Path, fresh_run: str) -> None:
     """When the one process that made them is killed, those that keep them die too."""
     made = make_links(folder, 2, fresh_run)
-    children = {link.space.pid for link in made} | {made[0].switch.pid}
+    children = {link.namespace.pid for link in made} | {made[0].switch.pid}
     (keeper,) = processes.family(keepers(fresh_run)).keys() - children
     os.kill(keeper, signal.SIGKILL)
-    wait_until(lambda: any(link.space.alive() for link in made), lambda alive: not alive)
+    wait_until(lambda: any(link.namespace.alive() for link in made), lambda alive: not alive)
 
 
 _HARNESS = """
@@ -93,7 +93,7 @@ import os, signal, sys
 from pathlib import Path
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.running.launchers.local import Netns
-from torchaos.harness.fault_drivers.network.links import Cut
+from torchaos.harness.fault_drivers.network.nft_drop import Cut
 from torchaos.harness.rollback.reaper_client import ReaperClient
 run, folder = sys.argv[1], Path(sys.argv[2])
 launcher = Netns()
@@ -104,7 +104,7 @@ nodes = launcher.create(spec)
 cut = Cut("cut", [nodes[0].link], [nodes[1].link])
 reaper.record_undo("cut", cut.handles, owner="cut")
 cut.apply()
-print(nodes[0].link.switch.pid, *(node.link.space.pid for node in nodes), flush=True)
+print(nodes[0].link.switch.pid, *(node.link.namespace.pid for node in nodes), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -143,14 +143,14 @@ import os, subprocess, sys, tempfile
 from pathlib import Path
 from torchaos.harness.running.launchers.job import StartedNode as LiveNode
 from torchaos.harness.running.launchers.local import NetnsNode, keepers, make_links
-from torchaos.harness.fault_drivers.network.links import Cut
+from torchaos.harness.fault_drivers.network.nft_drop import Cut
 from torchaos.harness.rollback.handles import JobProcesses
 import json, random, socket  # from here on our own Python can't be read
 run = sys.argv[1]
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.executable = "/usr/bin/python3"
 links = make_links(Path(tempfile.mkdtemp()), 2, run)
-print(*(subprocess.check_output(link.space.enter(["hostname"], Path("/")), text=True).strip() for link in links))
+print(*(subprocess.check_output(link.namespace.enter(["hostname"], Path("/")), text=True).strip() for link in links))
 cut = Cut("cut", links[:1], links[1:])
 cut.apply()
 print(cut.handles[0].is_undone())

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.links import Cut, Link
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.nft_drop import Cut
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.rollback.network_handles import NftTable
 from torchaos.harness.running.fault_checks import NotPermitted, Permits, misfit
@@ -57,7 +58,7 @@ class Pod:
 
     def __init__(self, links: Sequence[Link], targets: Sequence[int], name: str, params: dict[str, Any]) -> None:
         given = json.dumps([[link.address for link in links], targets, name, params])
-        command = links[0].space.enter([sys.executable, "-c", AGENT, given], Path("/"))
+        command = links[0].namespace.enter([sys.executable, "-c", AGENT, given], Path("/"))
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "applied\n"
@@ -79,7 +80,7 @@ def _fault(links: Sequence[Link], name: str, targets: Sequence[int] = (0,), **pa
         yield pod
     finally:
         pod.end()
-    assert "torchaos" not in links[0].space.run(["nft", "list", "tables"])
+    assert "torchaos" not in links[0].namespace.run(["nft", "list", "tables"])
 
 
 def _answers(sender: socket.socket, receiver: socket.socket, wait_s: float) -> bool:
@@ -116,13 +117,13 @@ def test_pods_on_one_side_of_a_cut_reach_each_other(links: list[Link], connectio
 @pytest.mark.needs("nft")
 def test_a_cut_of_addresses_of_both_versions_loads(links: list[Link]) -> None:
     """Pods may have IPv4 or IPv6 addresses: the kernel takes the rules for both."""
-    here, elsewhere = Space(0, 0), Space(-1, 0)
+    here, elsewhere = NetworkNamespace(0, 0), NetworkNamespace(-1, 0)
     made = [
-        Link(space, space, "eth0", "eth0", address, "n", "/etc/hosts", "run")
-        for space, address in ((here, "10.0.0.1"), (elsewhere, "10.0.0.2"), (elsewhere, "fd00::2"))
+        Link(namespace, namespace, "eth0", "eth0", address, "n", "/etc/hosts", "run")
+        for namespace, address in ((here, "10.0.0.1"), (elsewhere, "10.0.0.2"), (elsewhere, "fd00::2"))
     ]
     (script,) = Cut("f", made[:1], made[1:], ports=[7], percent=50.0).scripts().values()
-    links[2].space.run(["nft", "--check", "-f", "-"], script)
+    links[2].namespace.run(["nft", "--check", "-f", "-"], script)
     assert script.count("ip6 ") == 4
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import netspace
 import pytest
 
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.rollback.network_handles import QDISC_MARK, NftTable, Qdisc, QueueRule, mark_of
 
 
@@ -41,10 +41,10 @@ def test_a_table_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     """Only the table that bears our mark is deleted."""
     handle, change = netspace.case_of("nft_table", spawn, tmp_path)
     assert isinstance(handle, NftTable)
-    handle.space.run(["nft", "add", "table", "inet", "firewall"])
+    handle.namespace.run(["nft", "add", "table", "inet", "firewall"])
     change()
     handle.undo()
-    assert "firewall" in handle.space.run(["nft", "list", "tables"])
+    assert "firewall" in handle.namespace.run(["nft", "list", "tables"])
 
 
 @netspace.NEEDS
@@ -53,10 +53,10 @@ def test_a_qdisc_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     handle, _change = netspace.case_of("qdisc", spawn, tmp_path)
     assert isinstance(handle, Qdisc)
     tbf = ["tbf", "rate", "1mbit", "burst", "3200", "latency", "50ms"]
-    handle.space.run(["tc", "qdisc", "add", "dev", "lo", "root", "handle", "7:", *tbf])
+    handle.namespace.run(["tc", "qdisc", "add", "dev", "lo", "root", "handle", "7:", *tbf])
     assert handle.is_undone()
     handle.undo()
-    shown = handle.space.run(["tc", "qdisc", "show", "dev", "lo"])
+    shown = handle.namespace.run(["tc", "qdisc", "show", "dev", "lo"])
     assert "7:" in shown
     assert QDISC_MARK not in shown
 
@@ -67,7 +67,7 @@ def test_the_machines_own_network_is_never_touched(kind: str, spawn: Any, tmp_pa
     """A handle that names a process outside any namespace of ours is refused, whatever else it says."""
     handle, _change = netspace.case_of(kind, spawn, tmp_path)
     stranger = spawn()
-    wrong = dataclasses.replace(handle, **dataclasses.asdict(Space.of(stranger.pid)))  # type: ignore[type-var]
+    wrong = dataclasses.replace(handle, **dataclasses.asdict(NetworkNamespace.of(stranger.pid)))  # type: ignore[type-var]
     with pytest.raises(PermissionError, match="this machine's own network"):
         wrong.undo()
     with pytest.raises(PermissionError, match="this machine's own network"):

@@ -20,9 +20,9 @@ from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.merged import Merged, beside_steps
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.conditions.progress import Attempts, LossBelow, NoProgress, Steps
-from torchaos.harness.running.engine import stages
+from torchaos.harness.running.engine import run as run_module
 from torchaos.harness.running.engine.fault_life import Slots
-from torchaos.harness.running.engine.stages import BaseWriter
+from torchaos.harness.running.engine.run import BaseWriter
 
 STEPS = 10
 USUAL: dict[str, Any] = {"lr": [1e-3], "opt_step": 7, "sched_step": 6, "skipped": False, "samples": bytes(range(12)),
@@ -175,7 +175,7 @@ def test_a_base_is_written_once_it_is_known(tmp_path: Path, monkeypatch: pytest.
         looks.append(attempt)
         return (None if len(looks) == 1 else 40 + attempt), []
 
-    monkeypatch.setattr(stages, "base_of", base_of)
+    monkeypatch.setattr(run_module, "base_of", base_of)
     page = ControlPage(tmp_path / "page", create=True)
     fault = PlannedFault("kill", "process.kill", "rank", Target((0,)), Moment(0, 50, None), {}, "", "Kill")
     writer = BaseWriter([Slots(fault, {0: page}, {0: tmp_path / "page"})])
@@ -190,6 +190,6 @@ def test_a_base_is_written_once_it_is_known(tmp_path: Path, monkeypatch: pytest.
     writer.update(events)
     assert looks == [1, 1]
     writer.note(Event(Kind.STEP, "rank", 9, 0.0, 1.0, 0, 2, 1))
-    writer.update([*events, Event(Kind.NOTE, "harness", 0, 0.0, 2.0 + stages.PATIENCE_S)])
+    writer.update([*events, Event(Kind.NOTE, "harness", 0, 0.0, 2.0 + run_module.PATIENCE_S)])
     assert looks == [1, 1]  # no rank waits so long
     page.close()

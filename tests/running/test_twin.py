@@ -22,7 +22,7 @@ from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.twin_runs.scenario_run import ScenarioRun
+from torchaos.harness.running.scenario_run import ScenarioRun
 from torchaos.harness.running.twin_runs.twin import Twins, finished_well, last_step_of
 from torchaos.harness.running.twin_runs.twin_key import key_of
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from torchaos.harness.fault_drivers.network import udp_probe
-from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, counts, link_of
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.fault_drivers.network.links import Helper, Link, link_of
+from torchaos.harness.fault_drivers.network.nft_drop import Cut, counts
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import Emit, Evidence, Handle, NodeSite
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
@@ -42,17 +43,17 @@ def read(links: Iterable[Link]) -> dict[str, int]:
     """The TCP counters of these links' network namespaces, added up. They count from the creation of each namespace."""
     totals = dict.fromkeys(COUNTERS, 0)
     for link in links:
-        table = _table(link.space)
+        table = _table(link.namespace)
         for name, parts in COUNTERS.items():
             totals[name] += sum(table.get(part, 0) for part in parts)
     return totals
 
 
-def _table(space: Space) -> dict[str, int]:
+def _table(namespace: NetworkNamespace) -> dict[str, int]:
     values: dict[str, int] = {}
     with suppress(OSError):
         for name in ("snmp", "netstat"):
-            with open(space.proc / "net" / name) as file:
+            with open(namespace.proc / "net" / name) as file:
                 lines = file.read().splitlines()
             for keys, numbers in zip(lines[::2], lines[1::2], strict=False):
                 group = keys.partition(":")[0]
@@ -66,9 +67,9 @@ def round_trips(link: Link, peers: Iterable[str] = ()) -> dict[str, float]:
     Empty if there is none. In a pod, only connections to the addresses `peers` count, because the pod's network also
     has other connections."""
     ends = " or ".join(f"dst [{peer}]" if ":" in peer else f"dst {peer}" for peer in peers)
-    only = [f"( {ends} )"] if link.space.is_here and ends else []
+    only = [f"( {ends} )"] if link.namespace.is_here and ends else []
     try:
-        output = link.space.run(["ss", "-tinHO", "state", "established", *only])
+        output = link.namespace.run(["ss", "-tinHO", "state", "established", *only])
     except OSError:
         return {}
     others = [line for line in output.splitlines() if "127.0.0.1" not in line]
@@ -169,7 +170,7 @@ class _Limiter:
         total = 0
         for link in self._links:
             try:
-                shown = json.loads(link.space.run(["tc", "-s", "-j", "qdisc", "show", "dev", link.device]))
+                shown = json.loads(link.namespace.run(["tc", "-s", "-j", "qdisc", "show", "dev", link.device]))
             except OSError:
                 continue
             for qdisc in (qdisc for qdisc in shown if qdisc.get("kind") == "tbf"):
@@ -258,7 +259,7 @@ def measured(
     inside = [link_of(live) for live in site.nodes]
     targets = {live.node.index for live in site.nodes}
     outside = [link_of(live) for live in site.cluster if live.node.index not in targets] or inside[1:]
-    if not outside or not outside[0].space.alive():
+    if not outside or not outside[0].namespace.alive():
         return ()
     ends = (outside[0], inside[0]) if inward else (inside[0], outside[0])
     settle_s = SETTLE_S + 2e-3 * asked.get("delay_ms", 0.0)
@@ -297,9 +298,9 @@ def _helper(site: NodeSite) -> Helper:
 
 
 def _start(helper: Helper, sender: Link, receiver: Link, settle_s: float, gap_s: float) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-S", "-E", udp_probe.__file__, str(receiver.space.pid)]
+    argv = [sys.executable, "-S", "-E", udp_probe.__file__, str(receiver.namespace.pid)]
     argv += [sender.address, receiver.address, str(settle_s), str(gap_s)]
-    process = helper.open(sender.space, argv)
+    process = helper.open(sender.namespace, argv)
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
     return process

@@ -30,8 +30,8 @@ class Meter:
     def __init__(self, peer: int, sender: str, receiver: str) -> None:
         self.sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.sender.bind((sender, 0))
-        with open(f"/proc/{peer}/ns/net") as space:
-            if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), _NEWNET) != 0:
+        with open(f"/proc/{peer}/ns/net") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "the peer's network can't be entered")
         self.receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.receiver.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, address, container_of, engine
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, UsageError
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_ID
 from torchaos.harness.record.environment import editable, job_python
@@ -138,29 +138,29 @@ class DockerNode:
     @property
     def link(self) -> Link:
         """The node's link. Raises ChaosError if the node has no running container."""
-        if self._link is None or not self._link.space.alive():
-            space = Space.of(self._first_pid())
+        if self._link is None or not self._link.namespace.alive():
+            namespace = NetworkNamespace.of(self._first_pid())
             name = holder.name(self.index)
             # The device may be another one after the engine has disconnected and reconnected the container.
-            shown = json.loads(space.run(["ip", "-j", "-4", "addr", "show", "to", self.address]))
+            shown = json.loads(namespace.run(["ip", "-j", "-4", "addr", "show", "to", self.address]))
             device = next((entry["ifname"] for entry in shown if entry.get("ifname")), holder.DEVICE)
             names = str(self.folder / "hosts")
-            self._link = Link(space, space, device, "", self.address, name, names, self.run_id)
+            self._link = Link(namespace, namespace, device, "", self.address, name, names, self.run_id)
         return self._link
 
     def host_pid(self, pid: int) -> int | None:
         try:
             first = self._first_pid()
         except ChaosError:
-            first = self._link.space.pid if self._link else 0
+            first = self._link.namespace.pid if self._link else 0
         key = first, pid
         if key not in self._pids and (found := processes.in_namespace_of(first, pid)):
             self._pids[key] = found
         return self._pids.get(key)
 
     def _first_pid(self) -> int:
-        if self._link and self._link.space.alive():
-            return self._link.space.pid
+        if self._link and self._link.namespace.alive():
+            return self._link.namespace.pid
         end = time.monotonic() + _STARTED_S
         try:
             with engine(self.engine) as client:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchaos.harness.host import processes
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.running.launchers import holder
@@ -63,7 +63,7 @@ def environment() -> dict[str, str]:
     return {_ENDPOINT_ENV: ENDPOINT}
 
 
-def start(switch: Space, run_id: str, folder: Path) -> Etcd:
+def start(switch: NetworkNamespace, run_id: str, folder: Path) -> Etcd:
     """Starts a server that answers all nodes at ENDPOINT. `switch`: the network namespace of the switch. Raises
     ChaosError if the server does not start."""
     data, log = folder / "data", folder / "server.log"
@@ -89,7 +89,7 @@ def start(switch: Space, run_id: str, folder: Path) -> Etcd:
     return Etcd(process.pid, processes.ticks_of(process.pid))
 
 
-def _await(switch: Space, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await(switch: NetworkNamespace, process: subprocess.Popen[bytes], log: Path) -> None:
     """Waits until the server answers a request that needs a leader. Raises ChaosError, with the last problem, if it
     does not."""
     end, seen = time.monotonic() + START_S, "nothing"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from torchaos.harness.fault_drivers.network.links import Link
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node
 from torchaos.harness.protocol.wire import ENV_REPLICA, ENV_RUN_ID
 from torchaos.harness.rollback.handles import JobProcesses
@@ -71,7 +71,7 @@ class NetnsNode:
     env: Mapping[str, str]
 
     def argv(self, command: Sequence[str]) -> list[str]:
-        return self.link.space.enter(command, self.cwd)
+        return self.link.namespace.enter(command, self.cwd)
 
     def host_pid(self, pid: int) -> int | None:
         return pid
@@ -104,7 +104,7 @@ class Netns(Launcher):
         """The nodes. The namespaces are the same for all submissions, so a link that is cut stays cut. Raises
         ChaosError if they can't be made."""
         folder, run_id = spec.log.parent.parent / "net", spec.env[ENV_RUN_ID]
-        if len(self._links) != spec.nodes or not all(link.space.alive() for link in self._links):
+        if len(self._links) != spec.nodes or not all(link.namespace.alive() for link in self._links):
             self._links, self._etcd = make_links(folder, spec.nodes, run_id, spec.local), None
         meeting: dict[str, str] = {}
         if etcd.is_wanted(spec.argv, spec.env):
@@ -142,10 +142,10 @@ def make_links(folder: Path, nodes: int, run_id: str, local: Path | None = None)
     if "error" in answer:
         process.wait()
         raise ChaosError(f"the nodes' network namespaces can't be made: {answer['error']}; see torchaos doctor")
-    switch = Space.of(answer["switch"])
+    switch = NetworkNamespace.of(answer["switch"])
     return [
         Link(
-            Space.of(pid), switch, holder.DEVICE, holder.port(node), holder.address(node), holder.name(node),
+            NetworkNamespace.of(pid), switch, holder.DEVICE, holder.port(node), holder.address(node), holder.name(node),
             str(folder / holder.name(node) / "hosts"), run_id,
         )
         for node, pid in enumerate(answer["nodes"])

@@ -23,7 +23,7 @@ from typing import IO
 
 from torchaos.harness import registry
 from torchaos.harness.fault_drivers.network.links import Link
-from torchaos.harness.host.netspace import Space
+from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
 from torchaos.harness.monitoring.probes.census import check_agent, environ_of, torchrun_here
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
@@ -43,7 +43,10 @@ from torchaos.harness.running.nodes.agent_life import Relay, serving
 from torchaos.harness.running.nodes.agent_socket import make_place, remove_place
 from torchaos.harness.running.nodes.node_agent import Agent, NodePart
 
-_HERE, _ELSEWHERE = Space(0, 0), Space(-1, 0)  # the network of a process that does not exist is never touched
+_HERE, _ELSEWHERE = (
+    NetworkNamespace(0, 0),
+    NetworkNamespace(-1, 0),
+)  # the network of a process that does not exist is never touched
 
 
 def links_of_pods(addresses: Sequence[str], node: int, mark: str) -> list[Link]:
@@ -51,10 +54,10 @@ def links_of_pods(addresses: Sequence[str], node: int, mark: str) -> list[Link]:
     addresses of all pods. `mark`: the mark for the helper processes of faults. Raises ChaosError if this pod has no
     network."""
     device = _device()
-    spaces = [_HERE if index == node else _ELSEWHERE for index in range(len(addresses))]
+    namespaces = [_HERE if index == node else _ELSEWHERE for index in range(len(addresses))]
     return [
-        Link(space, space, device, device, address, f"n{index}", "/etc/hosts", mark)
-        for index, (space, address) in enumerate(zip(spaces, addresses, strict=True))
+        Link(namespace, namespace, device, device, address, f"n{index}", "/etc/hosts", mark)
+        for index, (namespace, address) in enumerate(zip(namespaces, addresses, strict=True))
     ]
 
 

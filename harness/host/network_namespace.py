@@ -14,7 +14,7 @@ TOOL_S = 20.0  # seconds; more than ip, tc or nft ever take
 
 
 @dataclass(frozen=True)
-class Space:
+class NetworkNamespace:
     """The namespaces of the process `pid` that started at `start_ticks` (clock ticks since boot). With pid 0, the
     namespaces of the calling process: in a pod, an agent of torchaos and its reaper are in the pod's network."""
 
@@ -31,7 +31,7 @@ class Space:
         return Path("/proc", "self" if self.is_here else str(self.pid))
 
     @classmethod
-    def of(cls, pid: int) -> Space:
+    def of(cls, pid: int) -> NetworkNamespace:
         """The namespaces of a process. Raises ProcessLookupError if there is no such process."""
         ticks = start_ticks(pid)
         if ticks is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
-from .fault_triggers import Orders
+from .fault_triggers import FaultTriggers
 from .rank_site import Lasting
 from .tally import Epochs, Phases, Tally
 
@@ -60,7 +60,7 @@ class Agent:
         # backward. Called when a batch is fetched, and when a forward, backward, save or load begins.
         self.changed: Callable[[], None] | None = None
         self.reached: Callable[[], list[Any]] = list  # in such a job: the parameters that its losses depend on
-        self.orders = Orders(self)
+        self.triggers = FaultTriggers(self)
         self.epochs = Epochs(self)
         self.hooks = self._wanted()
         self.live = set(self.hooks)  # hooks in service
@@ -74,11 +74,11 @@ class Agent:
     def _wanted(self) -> tuple[str, ...]:
         """The hooks that the plan names, and the hooks that the faults of this rank need."""
         wanted = {"steps", *self.plan.hooks}
-        for order in self.orders.mine:
-            if order.when.step is not None:
+        for trigger in self.triggers.mine:
+            if trigger.when.step is not None:
                 wanted.add("checkpoints")  # loading a checkpoint changes the number of the next step
-            if order.when.phase is not None:
-                wanted.add(_HOOK_OF_PHASE[order.when.phase])
+            if trigger.when.phase is not None:
+                wanted.add(_HOOK_OF_PHASE[trigger.when.phase])
         return tuple(sorted(wanted))
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any], step: int | None = None) -> wire.Event:
@@ -135,16 +135,16 @@ class Agent:
         if self.changed is not None and phase is wire.Phase.DATA:
             self.changed()
         self.phases.enter(phase)
-        if self.orders.current:
-            self.orders.enter(phase, call)
+        if self.triggers.current:
+            self.triggers.enter(phase, call)
         if call is not None and self.lasting.on_calls:
             self.lasting.enter(call)
 
     def starts(self) -> None:
         """Must be called when the process has imported torch and not used it yet. A fault may fire here, as in
         `enter`."""
-        if self.orders.current:
-            self.orders.enter(wire.Phase.START)
+        if self.triggers.current:
+            self.triggers.enter(wire.Phase.START)
 
     def started(self, torch_version: str | None) -> None:
         """Emits the event that describes this rank. `torch_version` None: the rank never imported torch."""

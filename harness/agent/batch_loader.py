@@ -113,8 +113,8 @@ class LoaderHook:
             agent.epochs.receives(iterator)
             if not self._wrapped or self._trained.wrapper_is_idle:
                 agent.phases.loosely(Phase.FORWARD)
-                if agent.orders.current:
-                    agent.orders.enter(Phase.FORWARD)
+                if agent.triggers.current:
+                    agent.triggers.enter(Phase.FORWARD)
             return value
 
         return __next__

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.agent_plan import Moment, Order
+from ..protocol.agent_plan import Moment, RankTrigger
 from ..protocol.control_pages import ControlPage, State, wait_until
 from ..protocol.wire import Kind, Phase
 from . import rank_site
@@ -33,9 +33,9 @@ _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_W
 class Pending:
     """A fault of this rank that may still fire in this process."""
 
-    def __init__(self, order: Order) -> None:
-        self.order, self.when = order, order.when
-        self.page = ControlPage(order.page)
+    def __init__(self, trigger: RankTrigger) -> None:
+        self.trigger, self.when = trigger, trigger.when
+        self.page = ControlPage(trigger.page)
         self.injector: Any = None
         self.entered = 0  # how often its phase was entered: in this step, or in all steps if the Moment names none
 
@@ -55,13 +55,13 @@ class Pending:
         return may and page.read(ControlPage.ARMED_PID) in (0, os.getpid())
 
 
-class Orders:
+class FaultTriggers:
     """The faults of this rank. `current`: those that may fire in the current step. If it is empty, a phase costs almost
     nothing."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self.mine = [order for order in agent.plan.orders if self._is_mine(order.when)]
+        self.mine = [trigger for trigger in agent.plan.triggers if self._is_mine(trigger.when)]
         self.base: int | None = 0  # global steps before this attempt; None: unknown after a load
         self._start: int | None = 0  # the base with which the process began
         self._going_back, self._gone_back_by = GoingBack(), 0  # steps gone back since the last step ended
@@ -76,15 +76,15 @@ class Orders:
 
     def load(self) -> None:
         """Opens the control pages and imports the injectors long before the first Moment, so that firing is fast."""
-        for order in self.mine:
+        for trigger in self.mine:
             try:
-                pending = Pending(order)
-                if order.source is not None:
-                    pending.injector = rank_site.load(order.source, order.injector, order.params)
+                pending = Pending(trigger)
+                if trigger.source is not None:
+                    pending.injector = rank_site.load(trigger.source, trigger.injector, trigger.params)
                 self._pending.append(pending)
             except Exception as error:
                 self._agent.fail("orders", error)
-                self._missed(order, f"the agent could not load it: {error!r}")
+                self._missed(trigger, f"the agent could not load it: {error!r}")
         self._select_current()
 
     @property
@@ -213,19 +213,19 @@ class Orders:
         if pending.injector is None:
             self._hold(pending, phase)
             return None
-        page, fault = pending.page, pending.order.fault
+        page, fault = pending.page, pending.trigger.fault
         page.write(ControlPage.FIRED, page.read(ControlPage.FIRED) + 1)
         page.write(ControlPage.STATE, State.APPLIED)
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step, "pid": os.getpid()}
         self._agent.emit(Kind.APPLYING, {**about, **({"collective": call.event_data()} if call else {})})
-        lease = Lease(page, pending.order.page, pending.order.lease_s)
+        lease = Lease(page, pending.trigger.page, pending.trigger.lease_s)
         return RankSite(self._agent, fault, self.step, phase, call, lease)
 
     def _say_applied(self, pending: Pending) -> None:
-        self._agent.emit(Kind.APPLIED, {"fault": pending.order.fault})
+        self._agent.emit(Kind.APPLIED, {"fault": pending.trigger.fault})
 
     def _hold(self, pending: Pending, phase: Phase | None) -> None:
-        page, fault = pending.page, pending.order.fault
+        page, fault = pending.page, pending.trigger.fault
         number = page.read(ControlPage.FIRED) + 1
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step}
         self._agent.emit(Kind.HELD, about)
@@ -236,7 +236,7 @@ class Orders:
         else:
             page.write(ControlPage.FIRED, number)  # first, because from now on the harness must not apply it any more
             page.write(ControlPage.STATE, State.MISSED)
-            self._missed(pending.order, "the time to hold the rank was over: the rank went on by itself")
+            self._missed(pending.trigger, "the time to hold the rank was over: the rank went on by itself")
 
     def _ask_for_base(self) -> None:
         """Reads from a control page how many global steps there were before this attempt. The harness knows it when the
@@ -268,11 +268,11 @@ class Orders:
     def _forget(self, pending: Pending, reason: str) -> None:
         self._drop(pending)
         pending.page.write(ControlPage.STATE, State.MISSED)
-        self._missed(pending.order, reason)
+        self._missed(pending.trigger, reason)
 
     def _drop(self, pending: Pending) -> None:
         self._pending.remove(pending)
         self.current = [other for other in self.current if other is not pending]
 
-    def _missed(self, order: Order, reason: str) -> None:
-        self._agent.emit(Kind.MISSED, {"fault": order.fault, "reason": reason})
+    def _missed(self, trigger: RankTrigger, reason: str) -> None:
+        self._agent.emit(Kind.MISSED, {"fault": trigger.fault, "reason": reason})

@@ -58,7 +58,7 @@ class _Installer:
 
         agent, ring = self._agent, Ring()
         agent.started(str(torch.__version__))
-        agent.orders.load()
+        agent.triggers.load()
         rates, trained = Rates(agent), Trained(ring)
         steps = StepHooks(agent, Losses(agent), rates, trained)
         self._finish = steps.finish

@@ -55,8 +55,8 @@ class Allowance:
         self._handled = agent.loads, agent.saves
         if step <= self._until:
             return True
-        moments = [order.when.step for order in agent.plan.orders if order.when.step is not None]
-        base = agent.orders.base
+        moments = [trigger.when.step for trigger in agent.plan.triggers if trigger.when.step is not None]
+        base = agent.triggers.base
         return base is not None and any(abs(base + step - moment) <= NEAR for moment in moments)
 
 

@@ -117,7 +117,7 @@ class StateSums:
         if not agent.steps_over:
             self._first = own
         elif own and own == self._first:
-            agent.orders.returned_to_start()
+            agent.triggers.returned_to_start()
         return found
 
     def _divide(self, begun: dict[str, Any]) -> None:

@@ -77,9 +77,9 @@ class StepHooks:
                     self._backward_begins(tensors)
                 except Exception as error:
                     agent.fail("steps", error)
-                if agent.orders.current:
+                if agent.triggers.current:
                     agent.epochs.backward()
-                    agent.orders.enter(Phase.BACKWARD)
+                    agent.triggers.enter(Phase.BACKWARD)
                 closed, ok = NOTHING, False
                 try:
                     result = original(tensors, *args, **kwargs)
@@ -140,7 +140,7 @@ class StepHooks:
 
         owner.zero_grad = clear_all
         load, put_back = kind.load_state_dict, agent.careful("steps")(self._state_loads)
-        was_put_back = agent.careful("orders")(agent.orders.was_put_back)
+        was_put_back = agent.careful("orders")(agent.triggers.was_put_back)
 
         @functools.wraps(load)
         def load_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,8 +184,8 @@ class StepHooks:
         except Exception as error:
             agent.fail("steps", error)
         agent.phases.enter(Phase.OPTIMIZER)
-        if agent.orders.current:
-            agent.orders.enter(Phase.OPTIMIZER)
+        if agent.triggers.current:
+            agent.triggers.enter(Phase.OPTIMIZER)
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         agent = self._agent
@@ -339,7 +339,7 @@ class StepHooks:
     def _state_loads(self, optimizer: Any) -> None:
         """Handles a job that loads an optimizer's state during an iteration. This iteration does not count."""
         self._ahead.forget(id(optimizer))
-        self._agent.orders.puts_back(optimizer)
+        self._agent.triggers.puts_back(optimizer)
         self._trained.put_back()
         self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 
@@ -374,7 +374,7 @@ class StepHooks:
                     self._emit_step(with_last)
                 except Exception as error:
                     self._agent.fail("steps", error)
-                self._agent.orders.step_over()
+                self._agent.triggers.step_over()
 
     def _emit_step(self, with_last: bool) -> None:
         agent = self._agent

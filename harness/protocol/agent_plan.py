@@ -45,9 +45,9 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Order:
-    """An order for a rank: at a Moment, apply the class `injector` of the file `source`, or hold the rank for a fault
-    from outside (both None)."""
+class RankTrigger:
+    """What a rank does at a Moment: apply the class `injector` of the file `source`, or hold until a fault from outside
+    is applied (both None)."""
 
     fault: str
     when: Moment
@@ -58,8 +58,11 @@ class Order:
     lease_s: float = 3600.0  # seconds after which a lasting fault ends by itself
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Order:
+    def from_dict(cls, raw: Mapping[str, Any]) -> RankTrigger:
         return cls(**{**raw, "when": Moment.from_dict(raw["when"])})
+
+
+_IN_FILE = {"triggers": "orders"}  # names that differ in the file of an AgentPlan
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class AgentPlan:
     run_id: str
     events: str  # folder of the event files
     hooks: tuple[str, ...]
-    orders: tuple[Order, ...] = ()
+    triggers: tuple[RankTrigger, ...] = ()
     checkpoints: str | None = None
     # How many bytes this rank may write about samples, see agent/sample_budget.py. None: no bound.
     sample_bytes: int | None = None
@@ -78,13 +81,13 @@ class AgentPlan:
         """Writes the plan to `path`, readable only by its owner."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "w") as file:
-            json.dump(asdict(self), file, indent=1)
+            json.dump({_IN_FILE.get(name, name): value for name, value in asdict(self).items()}, file, indent=1)
 
     @classmethod
     def read(cls, path: str) -> AgentPlan:
         raw = json.loads(Path(path).read_text())
         return cls(
             raw["run_id"], raw["events"], tuple(raw["hooks"]),
-            tuple(Order.from_dict(order) for order in raw["orders"]), raw.get("checkpoints"),
+            tuple(map(RankTrigger.from_dict, raw[_IN_FILE["triggers"]])), raw.get("checkpoints"),
             raw.get("sample_bytes"),
         )  # fmt: skip

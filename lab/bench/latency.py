@@ -1,6 +1,6 @@
 """Measures the time from trigger to effect: in the agent, and from outside. Aims: p99 under 1 ms and under 5 ms.
 
-In the agent: a small training script with the agent in it has an order for each of its steps, each with its own page,
+In the agent: a small training script with the agent in it has a trigger for each of its steps, each with its own page,
 as a scenario has. The fault stamps CLOCK_MONOTONIC. The time runs from the line before `loss.backward()` (or
 `optimizer.step()`) to that stamp, so it includes everything that the hooks do first. It is compared, in the same steps,
 with a fault that is written into the script: os.kill of itself, until the first line of the handler.
@@ -76,7 +76,7 @@ def train(folder: Path, steps: int) -> None:
 
 def in_the_agent(firings: int) -> dict[str, list[float]]:
     """Times in milliseconds, by the name of the measurement."""
-    from torchaos.harness.protocol.agent_plan import AgentPlan, Moment, Order
+    from torchaos.harness.protocol.agent_plan import AgentPlan, Moment, RankTrigger
     from torchaos.harness.protocol.control_pages import ControlPage
     from torchaos.harness.protocol.wire import Phase
     from torchaos.harness.running.launchers.job import job_env
@@ -86,7 +86,7 @@ def in_the_agent(firings: int) -> dict[str, list[float]]:
         (folder / "events").mkdir()
         per_phase = -(-firings // len(PHASES))
         last = WARM_UP + per_phase * len(PHASES)
-        orders = []
+        triggers = []
         for step in range(WARM_UP + 1, last + 1):
             phase = Phase(PHASES[step % len(PHASES)])
             path = folder / f"{step}.page"
@@ -94,9 +94,9 @@ def in_the_agent(firings: int) -> dict[str, list[float]]:
             page.write(page.ALLOWED, 1)
             page.close()
             stamps = {"path": str(folder / f"{phase.value}.stamps")}
-            orders.append(Order(f"f{step}", Moment(0, step, phase), str(path), __file__, "Stamp", stamps))
+            triggers.append(RankTrigger(f"f{step}", Moment(0, step, phase), str(path), __file__, "Stamp", stamps))
         hooks = ("steps", "loss", "samples", "lr", "checkpoints")
-        AgentPlan("bench", str(folder / "events"), hooks, tuple(orders)).write(folder / "plan.json")
+        AgentPlan("bench", str(folder / "events"), hooks, tuple(triggers)).write(folder / "plan.json")
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "bench"}
         env = job_env(os.environ, run_id="bench", agent_plan=folder / "plan.json", extra=rank)
         command = [sys.executable, __file__, "--train", str(folder), "--firings", str(last)]

@@ -69,13 +69,13 @@ class Rank:
     def page(self, name: str = "kill.page") -> Any:
         return pages.ControlPage(self.folder / name, create=True)
 
-    def order(self, source: str | None = None, injector: str = "", page: str = "kill.page", **when: Any) -> Any:
+    def trigger(self, source: str | None = None, injector: str = "", page: str = "kill.page", **when: Any) -> Any:
         moment = plan.Moment(**{"pacer": 0, "step": None, "phase": None, **when})
-        return plan.Order("f1", moment, str(self.folder / page), source, injector)
+        return plan.RankTrigger("f1", moment, str(self.folder / page), source, injector)
 
-    def environment(self, hooks: tuple[str, ...], orders: tuple[Any, ...], attempt: int) -> dict[str, str]:
+    def environment(self, hooks: tuple[str, ...], triggers: tuple[Any, ...], attempt: int) -> dict[str, str]:
         path = self.folder / "plan.json"
-        plan.AgentPlan("run", str(self.folder / "events"), hooks, orders, self.checkpoints, self.sample_bytes).write(
+        plan.AgentPlan("run", str(self.folder / "events"), hooks, triggers, self.checkpoints, self.sample_bytes).write(
             path
         )
         mine = {
@@ -94,14 +94,14 @@ class Rank:
         return {**os.environ, **mine}
 
     def start(
-        self, script: str, hooks: tuple[str, ...] = HOOKS, orders: tuple[Any, ...] = (), attempt: int = 0,
+        self, script: str, hooks: tuple[str, ...] = HOOKS, triggers: tuple[Any, ...] = (), attempt: int = 0,
         env: dict[str, str | None] | None = None, options: tuple[str, ...] = (), cold: bool = False,
     ) -> subprocess.Popen[str] | WarmProcess:  # fmt: skip
         file = self.folder / "script.py"
         text = textwrap.dedent(script)
         if not file.exists() or file.read_text() != text:  # another rank may be about to read it
             file.write_text(text)
-        wanted = {**self.environment(hooks, orders, attempt), **(env or {})}
+        wanted = {**self.environment(hooks, triggers, attempt), **(env or {})}
         environment = {name: value for name, value in wanted.items() if value is not None}
         if not cold and not options:
             self._count += 1

@@ -36,7 +36,7 @@ def test_sums_beyond_the_bound(rank: Any, agent_module: Callable[[str], Any]) ->
         path.unlink()
     rank.sample_bytes = 200
     fault = NEAR * 3 + 40
-    ran = rank.run(JOB, hooks=HOOKS, orders=(rank.order(step=fault, pacer=7),))
+    ran = rank.run(JOB, hooks=HOOKS, triggers=(rank.trigger(step=fault, pacer=7),))
     assert ran.failures == []
     after_save = range(NEAR + 11, NEAR + 11 + AFTER_SAVE)
     due = [step for step in range(NEAR + 1, fault - NEAR) if step not in after_save]

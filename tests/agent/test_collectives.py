@@ -246,17 +246,17 @@ def test_functional_collectives_are_seen(rank: Any, agent_module: Callable[[str]
 
 
 def stall(rank: Any, step: int = 2, lease_s: float = 3600.0, nth: int = 1, **which: Any) -> Any:
-    """An order for a stall in that step, and its page, armed."""
+    """A trigger for a stall in that step, and its page, armed."""
     name = f"stall{step}.page"
     page = rank.page(name)
     page.write(page.ALLOWED, 1)
-    order = rank.order(str(STALL), "Stall", page=name)
-    kinds = sys.modules[type(order).__module__]
+    trigger = rank.trigger(str(STALL), "Stall", page=name)
+    kinds = sys.modules[type(trigger).__module__]
     moment = dataclasses.replace(
-        order.when, step=step, nth=nth, phase=kinds.Phase.COLLECTIVE,
+        trigger.when, step=step, nth=nth, phase=kinds.Phase.COLLECTIVE,
         collectives=kinds.Collectives(**which) if which else None,
     )  # fmt: skip
-    return page, dataclasses.replace(order, fault=f"f{step}", when=moment, lease_s=lease_s)
+    return page, dataclasses.replace(trigger, fault=f"f{step}", when=moment, lease_s=lease_s)
 
 
 STEPS = f"""{HEAD}
@@ -276,8 +276,8 @@ WHICH: list[tuple[dict[str, Any], int]] = [
 def test_the_one_collective_is_stalled(rank: Any, agent_module: Callable[[str], Any]) -> None:
     """A stall lies before the very collective that operation, number, size and group tell from the others: in each step
     another one, for 0.3 s, and before no other."""
-    orders = tuple(stall(rank, step, 0.3, **which)[1] for step, (which, _place) in enumerate(WHICH, start=2))
-    ran = rank.run(STEPS, hooks=("steps", "collectives", "stamps"), orders=orders)
+    triggers = tuple(stall(rank, step, 0.3, **which)[1] for step, (which, _place) in enumerate(WHICH, start=2))
+    ran = rank.run(STEPS, hooks=("steps", "collectives", "stamps"), triggers=triggers)
     assert (ran.code, ran.failures, ran.of("fault.missed")) == (0, [], []), ran.output
     found = stamps_of(rank, agent_module)
     waited = [later.start_mono_s - earlier.start_mono_s for earlier, later in pairwise(found)]
@@ -289,8 +289,8 @@ def test_the_one_collective_is_stalled(rank: Any, agent_module: Callable[[str], 
 
 def test_a_stall_is_taken_back_at_any_moment(rank: Any, agent_module: Callable[[str], Any]) -> None:
     """A rank that is stalled without an end goes on as soon as its page says so, and does all that was left to do."""
-    page, order = stall(rank, operation="broadcast")
-    process = rank.start(STEPS, hooks=("steps", "collectives", "stamps"), orders=(order,))
+    page, trigger = stall(rank, operation="broadcast")
+    process = rank.start(STEPS, hooks=("steps", "collectives", "stamps"), triggers=(trigger,))
     wait_until(lambda: page.read(page.FIRED))
     taken_back = time.monotonic()
     page.write(page.GO, 2**62)  # what taking it back does
@@ -303,8 +303,8 @@ def test_a_stall_is_taken_back_at_any_moment(rank: Any, agent_module: Callable[[
 
 def test_a_group_that_does_not_exist_is_missed(rank: Any) -> None:
     """A trigger for a process group that has no collective in its step says how often one came."""
-    _page, order = stall(rank, lease_s=0.3, group="nobody")
-    ran = rank.run(STEPS, hooks=("steps", "collectives"), orders=(order,))
+    _page, trigger = stall(rank, lease_s=0.3, group="nobody")
+    ran = rank.run(STEPS, hooks=("steps", "collectives"), triggers=(trigger,))
     (missed,) = ran.of("fault.missed")
     assert "by a collective of that kind 0 times" in missed.data["reason"]
 

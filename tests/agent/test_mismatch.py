@@ -35,24 +35,24 @@ os._exit(0)
 HEALTHY = [3.0, 21.0]
 
 
-def run(rank: Any, *orders: Any, job: str = JOB) -> tuple[list[int], Any]:
+def run(rank: Any, *triggers: Any, job: str = JOB) -> tuple[list[int], Any]:
     """Exit codes of both ranks, and what they saw."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     hooks = ("steps", "collectives", "stamps")
-    both = [rank.start(job, hooks=hooks, orders=orders, env={"RANK": str(n), "PORT": port}) for n in (0, 1)]
+    both = [rank.start(job, hooks=hooks, triggers=triggers, env={"RANK": str(n), "PORT": port}) for n in (0, 1)]
     done = [rank.wait(one) for one in both]
     files = [rank.folder / f"seen{number}.json" for number in (0, 1)]
     assert done[0].failures == [], done[0].failures
     return [one.code for one in done], [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
-def order(rank: Any, injector: str, name: str, step: int = 3, nth: int = 1, **params: Any) -> Any:
+def trigger(rank: Any, injector: str, name: str, step: int = 3, nth: int = 1, **params: Any) -> Any:
     """A fault in rank 1, at the nth collective of the step."""
     page = rank.page(f"{name}{step}.page")
     page.write(page.ALLOWED, 1)
-    made = rank.order(str(INJECTORS / injector), name, page=f"{name}{step}.page")
+    made = rank.trigger(str(INJECTORS / injector), name, page=f"{name}{step}.page")
     kinds = sys.modules[type(made).__module__]
     moment = dataclasses.replace(made.when, pacer=1, step=step, phase=kinds.Phase.COLLECTIVE, nth=nth)
     return dataclasses.replace(made, fault=f"{name}{step}", when=moment, params=params)
@@ -64,9 +64,9 @@ def silent(rank_in: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFact
     rank = rank_in(tmp_path_factory.mktemp("silent"))
     return rank, *run(
         rank,
-        order(rank, "collective_reorder.py", "Reorder"),
-        order(rank, "collective_reorder.py", "Reorder", step=4, nth=2, patience=0.3),
-        order(rank, "collective_delay.py", "Delay", step=5, time=0.6, jitter=0.2, every=2, seed=5),
+        trigger(rank, "collective_reorder.py", "Reorder"),
+        trigger(rank, "collective_reorder.py", "Reorder", step=4, nth=2, patience=0.3),
+        trigger(rank, "collective_delay.py", "Delay", step=5, time=0.6, jitter=0.2, every=2, seed=5),
     )
 
 
@@ -78,7 +78,7 @@ def effects(rank: Any, fault: str) -> list[bool]:
 def test_one_is_left_out(rank: Any) -> None:
     """The rank that leaves an all-reduce out keeps its own values there, and from then on the two ranks' collectives
     meet the wrong ones, without any error: its next all-reduce is added to the one that the other is at."""
-    codes, (peer, own) = run(rank, order(rank, "collective_drop.py", "Drop"))
+    codes, (peer, own) = run(rank, trigger(rank, "collective_drop.py", "Drop"))
     assert own[:2] == peer[:2] == [HEALTHY, HEALTHY]
     assert own[2][0] == 2.0  # its own, as it was
     assert peer[2] == [1.0 + 11.0, 10.0 + 2.0]  # the other's first met its second, and so on
@@ -99,7 +99,7 @@ def test_a_rank_that_dies_of_the_wrong_order(rank: Any) -> None:
     """Two collectives of other sizes that change places end the rank at once: that the order was wrong is reported
     before."""
     job = JOB.replace("torch.full((4,), 10.0", "torch.full((400_000,), 10.0")
-    codes, _seen = run(rank, order(rank, "collective_reorder.py", "Reorder"), job=job)
+    codes, _seen = run(rank, trigger(rank, "collective_reorder.py", "Reorder"), job=job)
     assert codes != [0, 0]
     assert effects(rank, "Reorder3") == [True]
 
@@ -137,7 +137,7 @@ def test_each_is_late(silent: Any, agent_module: Callable[[str], Any]) -> None:
 )
 def test_it_dies_inside(rank: Any, agent_module: Callable[[str], Any], how: str, code: int) -> None:
     """The rank dies by that signal when its all-reduce has begun; the other one gets an error."""
-    codes, _seen = run(rank, order(rank, "collective_crash.py", "Crash", by=how))
+    codes, _seen = run(rank, trigger(rank, "collective_crash.py", "Crash", by=how))
     assert codes[1] == code
     assert codes[0] not in (0, code)
     (own,) = [

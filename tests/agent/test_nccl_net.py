@@ -82,10 +82,10 @@ def started(rank: Any, library: Path) -> Callable[..., Any]:
         folder = rank.folder / "net"
         folder.mkdir()
         rank.page().write(1, 1)  # ALLOWED
-        order = rank.order(str(FLOW), injector, step=3)
-        order = type(order)(order.fault, order.when, order.page, order.source, order.injector, params)
+        trigger = rank.trigger(str(FLOW), injector, step=3)
+        trigger = type(trigger)(trigger.fault, trigger.when, trigger.page, trigger.source, trigger.injector, params)
         env = {"TORCHAOS_NCCL_NET": str(folder), "NCCL_SOCKET_IFNAME": "=lo"}
-        return rank.start(SCRIPT.replace("LIBRARY", repr(str(library))), orders=(order,), env=env)
+        return rank.start(SCRIPT.replace("LIBRARY", repr(str(library))), triggers=(trigger,), env=env)
 
     return start
 

@@ -184,13 +184,13 @@ def step(loss):
 
 
 def test_a_fault_lands_in_its_step(rank: Any) -> None:
-    """Order of a step fires when that step begins, also if only the parameters show that the one before is over."""
+    """A trigger of a step fires when that step begins, also if only the parameters show that the one before is over."""
     source = "class Stop:\n    def apply(self, site): raise SystemExit(7)\n"
     (rank.folder / "stop.py").write_text(source)
-    order = rank.order(str(rank.folder / "stop.py"), "Stop", step=4)
+    trigger = rank.trigger(str(rank.folder / "stop.py"), "Stop", step=4)
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(LOOP.replace("UPDATE", UPDATES["plain class"]), orders=(order,))
+    ran = rank.run(LOOP.replace("UPDATE", UPDATES["plain class"]), triggers=(trigger,))
     assert (ran.code, len(ran.steps)) == (7, 3), ran.output
 
 

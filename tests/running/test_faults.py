@@ -36,7 +36,7 @@ from torchaos.harness.rollback.handles import Process, from_json, to_json
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots, victims_of
+from torchaos.harness.running.engine.fault_life import Context, FaultLife, FaultPages, victims_of
 from torchaos.harness.running.engine.run import Run
 from torchaos.harness.running.fault_checks import NotPermitted
 from torchaos.harness.running.planner import make_plan
@@ -118,11 +118,11 @@ def be_held(page: ControlPage, times: int) -> None:
         page.write(page.STATE, State.RELEASED)
 
 
-def lives(fault: PlannedFault, folder: RunDir, journal: Journal, pid: int) -> tuple[FaultLife, Slots]:
-    slots = Slots.make(fault, folder)
+def lives(fault: PlannedFault, folder: RunDir, journal: Journal, pid: int) -> tuple[FaultLife, FaultPages]:
+    fault_pages = FaultPages.make(fault, folder)
     on = Context(journal, OneRank(pid), InProcessReaper(), 60.0)  # type: ignore[arg-type]
     on.steady.set()
-    return FaultLife(fault, slots, on), slots
+    return FaultLife(fault, fault_pages, on), fault_pages
 
 
 def kinds(journal: Journal, kind: Kind) -> list[Event]:
@@ -134,8 +134,8 @@ def test_each_of_several_firings_is_applied_and_taken_back(folder: RunDir, journ
     fault = PlannedFault(
         "freeze", "process.freeze", "node", Target((0,)), Moment(0, 3, None), {}, "", "", duration_s=0.01, times=2
     )
-    life, slots = lives(fault, folder, journal, sleeper)
-    agent = threading.Thread(target=be_held, args=(slots.pages[0], 2), daemon=True)
+    life, fault_pages = lives(fault, folder, journal, sleeper)
+    agent = threading.Thread(target=be_held, args=(fault_pages.pages[0], 2), daemon=True)
     agent.start()
     life.start()
     assert life.join(LIMIT_S), journal.snapshot()
@@ -160,14 +160,14 @@ def test_a_target_that_was_replaced_is_guarded_anew(folder: RunDir, journal: Jou
         try:
             job = Two(sleeper)
             job.other = process_of(before.pid, 1)
-            slots = Slots.make(fault, folder)
+            fault_pages = FaultPages.make(fault, folder)
             on = Context(journal, job, InProcessReaper(), 60.0)  # type: ignore[arg-type]
             on.steady.set()
-            life = FaultLife(fault, slots, on)
+            life = FaultLife(fault, fault_pages, on)
             life.start()
             wait_until(lambda: bool(kinds(journal, Kind.ARMED)), state=journal.snapshot)
             job.other = process_of(after.pid, 1)
-            be_held(slots.pages[0], 1)
+            be_held(fault_pages.pages[0], 1)
             assert life.join(LIMIT_S), journal.snapshot()
             assert [event.data["pid"] for event in kinds(journal, Kind.APPLYING)] == [after.pid]
             found = stat(after.pid)
@@ -187,7 +187,7 @@ def test_a_nodes_ranks_are_those_that_are_there(
         "freeze", "process.freeze", "node", Target((5,), (node,)), After(0.0), {}, "", "", duration_s=0.01
     )
     journal.emit(Kind.JOB_STARTED, {"submission": 0, "pid": 1})
-    life, _slots = lives(fault, folder, journal, sleeper)
+    life, _fault_pages = lives(fault, folder, journal, sleeper)
     life.start()
     assert life.join(LIMIT_S), journal.snapshot()
     assert [event.rank for event in kinds(journal, Kind.APPLYING)] == [0] * lands
@@ -221,7 +221,7 @@ def test_whatever_an_injector_raises_is_told(
 
     monkeypatch.setattr(Freeze, "apply", fail)
     fault = PlannedFault("freeze", "process.freeze", "node", Target((0,)), After(0.0), {}, "", "")
-    life, _slots = lives(fault, folder, journal, sleeper)
+    life, _fault_pages = lives(fault, folder, journal, sleeper)
     journal.emit(Kind.JOB_STARTED, {"submission": 0, "pid": 1})
     life.start()
     assert life.join(LIMIT_S)
@@ -240,10 +240,10 @@ def test_a_fault_that_is_refused_lets_go_of_its_pacer(
     find("injectors", Freeze.name)  # it is checked when it is loaded, before it is made to refuse
     monkeypatch.setattr(Freeze, "changes", refuse)
     fault = PlannedFault("freeze", "process.freeze", "node", Target((0,)), Moment(0, 3, None), {}, "", "")
-    life, slots = lives(fault, folder, journal, sleeper)
+    life, fault_pages = lives(fault, folder, journal, sleeper)
     life.start()
     assert life.join(LIMIT_S)
-    page = slots.pages[0]
+    page = fault_pages.pages[0]
     assert page.read(page.ARMED_PID) == page.CALLED_OFF
     assert page.read(page.GO) > 0
     assert [event.data["reason"] for event in kinds(journal, Kind.MISSED)] == ["outside"]
@@ -252,8 +252,8 @@ def test_a_fault_that_is_refused_lets_go_of_its_pacer(
 def test_nothing_is_injected_once_the_reaper_is_gone(folder: RunDir, journal: Journal, sleeper: int) -> None:
     """It died after the fault had been guarded and before its Moment: the rank goes on, and nothing happens to it."""
     fault = PlannedFault("freeze", "process.freeze", "node", Target((0,)), Moment(0, 3, None), {}, "", "")
-    life, slots = lives(fault, folder, journal, sleeper)
-    page = slots.pages[0]
+    life, fault_pages = lives(fault, folder, journal, sleeper)
+    page = fault_pages.pages[0]
     life.start()
     wait_until(lambda: page.read(page.ALLOWED) == 1, state=journal.snapshot)
     life._on.reaper.lost = True  # type: ignore[attr-defined]

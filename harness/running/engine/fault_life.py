@@ -20,7 +20,7 @@ from torchaos.harness import registry
 from torchaos.harness.fault_drivers.site import OutsideSite, Victim
 from torchaos.harness.interfaces import ChaosError, Handle, Hits, Irreversible, RankProcess
 from torchaos.harness.monitoring.probes.rank_probe import Sampling
-from torchaos.harness.protocol.agent_plan import Moment, Order
+from torchaos.harness.protocol.agent_plan import Moment, RankTrigger
 from torchaos.harness.protocol.control_pages import ControlPage, State
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
@@ -96,7 +96,7 @@ LEASE_S = 3600.0  # seconds after which a fault in a rank ends even if no proces
 
 
 @dataclass(frozen=True)
-class Slots:
+class FaultPages:
     """The control pages of one fault, by rank. A fault in the rank has a page for each target; a fault from outside has
     a page for its pacer, the rank that is held."""
 
@@ -105,7 +105,7 @@ class Slots:
     paths: dict[int, Path]
 
     @classmethod
-    def make(cls, fault: PlannedFault, folder: RunDir) -> Slots:
+    def make(cls, fault: PlannedFault, folder: RunDir) -> FaultPages:
         if fault.where == "rank":
             ranks: tuple[int, ...] = fault.target.ranks
         else:
@@ -113,8 +113,8 @@ class Slots:
         paths = {rank: folder.pages / f"{fault.id}-rank{rank}.page" for rank in ranks}
         return cls(fault, {rank: ControlPage(path, create=True) for rank, path in paths.items()}, paths)
 
-    def orders(self) -> Iterator[Order]:
-        """The orders for the ranks. If a fault in the rank is triggered from outside, it fires when its rank next
+    def triggers(self) -> Iterator[RankTrigger]:
+        """The triggers for the ranks. If a fault in the rank is triggered from outside, it fires when its rank next
         enters the injector's usual phase, or any phase if the injector has none."""
         fault = self.fault
         when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, phase_of(fault.inject))
@@ -122,9 +122,9 @@ class Slots:
         for rank, path in self.paths.items():
             if fault.where == "rank":
                 moment = replace(when, pacer=rank)
-                yield Order(fault.id, moment, str(path), fault.source, fault.injector, fault.params, lease_s)
+                yield RankTrigger(fault.id, moment, str(path), fault.source, fault.injector, fault.params, lease_s)
             else:
-                yield Order(fault.id, when, str(path))
+                yield RankTrigger(fault.id, when, str(path))
 
 
 CHECK_S = 1.0  # seconds between checks that an armed fault is still within the limits
@@ -170,8 +170,8 @@ class FaultLife:
     """Carries one fault through its life, in a thread of its own. If the run ends before the trigger, nothing is
     applied."""
 
-    def __init__(self, fault: PlannedFault, slots: Slots, on: Context) -> None:
-        self.fault, self._slots, self._on = fault, slots, on
+    def __init__(self, fault: PlannedFault, fault_pages: FaultPages, on: Context) -> None:
+        self.fault, self._fault_pages, self._on = fault, fault_pages, on
         self._injector = registry.injector_of(fault)
         on_standby = self._injector.hits == "ranks_or_node" and not fault.target.ranks  # it starts after the ranks
         self._late = self._injector.late or on_standby
@@ -219,7 +219,7 @@ class FaultLife:
     def _call_off(self) -> None:
         """Makes sure that the fault can't be applied any more. Ranks no longer wait to be armed, and a held rank
         continues."""
-        for page in self._slots.pages.values():
+        for page in self._fault_pages.pages.values():
             page.write(page.ARMED_PID, page.CALLED_OFF)
             if self.fault.where == "node":
                 page.write(page.GO, PageSlot.GO_ON)
@@ -227,7 +227,7 @@ class FaultLife:
     def _in_the_ranks(self) -> None:
         self._check_limits()
         self._record_undo(self._injector.changes(self._site_of(())))
-        pages = self._slots.pages.values()
+        pages = self._fault_pages.pages.values()
         for page in pages:
             page.write(page.ALLOWED, self.fault.times)
         self._armed(self.fault.target.ranks)
@@ -249,7 +249,7 @@ class FaultLife:
             self._on.permits.check(ranks_now(self.fault, self._on.job), self.fault.target.nodes)
 
     def _at_the_moment(self, moment: Moment) -> None:
-        page = self._slots.pages[moment.pacer]
+        page = self._fault_pages.pages[moment.pacer]
         fired = page.read(page.FIRED)
         armed, looked = None, 0.0
         while page.read(page.FIRED) == fired and page.read(page.STATE) != State.HELD:
@@ -343,7 +343,7 @@ class FaultLife:
             self._on.permits.check_changes(changes)
         self._changes: Sequence[Handle] = () if isinstance(changes, Irreversible) else changes
         self._records += 1
-        slots = [PageSlot(str(path)) for path in self._slots.paths.values()]
+        slots = [PageSlot(str(path)) for path in self._fault_pages.paths.values()]
         self._record = f"{self.fault.id}#{self._records}"
         limit = self._on.limit_s
         if slots:

@@ -12,7 +12,7 @@ from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import After, PlannedFault
-from torchaos.harness.running.engine.fault_life import FAR_S, Context, Slots
+from torchaos.harness.running.engine.fault_life import FAR_S, Context, FaultPages
 from torchaos.harness.running.launchers.remote_job import RemoteJob
 
 
@@ -27,11 +27,11 @@ class RemoteControlPage(ControlPage):
         self._job.faults.write(self._fault, self._rank, word, value)
 
 
-def remote_slots(fault: PlannedFault, job: RemoteJob) -> Slots:
+def remote_pages(fault: PlannedFault, job: RemoteJob) -> FaultPages:
     """The control pages that the nodes make for the fault."""
     pacer = (fault.trigger.pacer,) if isinstance(fault.trigger, Moment) else ()
     ranks: Sequence[int] = fault.target.ranks if fault.where == "rank" else pacer
-    return Slots(fault, {rank: RemoteControlPage(job, fault.id, rank) for rank in ranks}, {})
+    return FaultPages(fault, {rank: RemoteControlPage(job, fault.id, rank) for rank in ranks}, {})
 
 
 class RemoteFaultLife:

@@ -41,8 +41,8 @@ from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.recovery import PROBES
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
-from torchaos.harness.running.engine.remote_fault_life import RemoteFaultLife, remote_slots
+from torchaos.harness.running.engine.fault_life import Context, FaultLife, FaultPages
+from torchaos.harness.running.engine.remote_fault_life import RemoteFaultLife, remote_pages
 from torchaos.harness.running.engine.watches import SelfCheck, Watches
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.factory import job_for
@@ -58,8 +58,8 @@ class BaseWriter:
     After the first step of an attempt that loaded a checkpoint, the agent waits for the base to appear on the page. If
     the witnesses do not show the base, nothing is written, and the trigger is missed. The base is never guessed."""
 
-    def __init__(self, slots: Sequence[Slots]) -> None:
-        self._pages = [(rank, page) for slots_ in slots for rank, page in slots_.pages.items()]
+    def __init__(self, fault_pages: Sequence[FaultPages]) -> None:
+        self._pages = [(rank, page) for of_fault in fault_pages for rank, page in of_fault.pages.items()]
         self._ranks = {rank for rank, _page in self._pages}
         self._waiting: dict[
             int, Event
@@ -159,11 +159,11 @@ class Run:
             self.journal.emit(Kind.NOTE, {"text": text})
         self._stage("prepare")
         plan = self.plan
-        slots = [] if far else [Slots.make(fault, self.folder) for fault in plan.faults]
-        orders = tuple(order for slot in slots for order in slot.orders())
+        fault_pages = [] if far else [FaultPages.make(fault, self.folder) for fault in plan.faults]
+        triggers = tuple(trigger for of_fault in fault_pages for trigger in of_fault.triggers())
         root = self._checkpoints()
         AgentPlan(
-            self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None,
+            self.run_id, str(self.folder.events), plan.hooks, triggers, str(root) if root else None,
             of_each(plan.job.world_size),
         ).write(self.folder.agent_plan)  # fmt: skip
         self._reaper = ReaperClient.start(self.folder.root, self.run_id)
@@ -184,15 +184,15 @@ class Run:
         )
         self._context = Context(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
         if isinstance(self._job, RemoteJob):
-            slots = [remote_slots(fault, self._job) for fault in plan.faults]
-        self._lives = [self._life(fault, slot) for fault, slot in zip(plan.faults, slots, strict=True)]
-        self._bases = BaseWriter(slots)
+            fault_pages = [remote_pages(fault, self._job) for fault in plan.faults]
+        self._lives = [self._life(fault, of_fault) for fault, of_fault in zip(plan.faults, fault_pages, strict=True)]
+        self._bases = BaseWriter(fault_pages)
         self.journal.listen(self._bases.note)
 
-    def _life(self, fault: PlannedFault, slot: Slots) -> FaultLife | RemoteFaultLife:
+    def _life(self, fault: PlannedFault, of_fault: FaultPages) -> FaultLife | RemoteFaultLife:
         if isinstance(self._job, RemoteJob) and not self._job.applies(fault):
             return RemoteFaultLife(fault, self._job, self._context)
-        return FaultLife(fault, slot, self._context)
+        return FaultLife(fault, of_fault, self._context)
 
     def _launch(self) -> None:
         self._stage("launch")

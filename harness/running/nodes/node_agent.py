@@ -30,7 +30,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import Context, FaultLife, Slots
+from torchaos.harness.running.engine.fault_life import Context, FaultLife, FaultPages
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.job import JobView, StartedNode
 from torchaos.harness.running.launchers.local import LocalNode
@@ -102,7 +102,7 @@ class NodeFaults:
         self, plan: Plan, shared: RunDir, place: RunDir, mark: str, node: int, part: NodePart, journal: Journal
     ) -> None:  # fmt: skip
         self._plan, self._node, self._part, self._journal, self._place = plan, node, part, journal, place
-        self._slots = {fault.id: Slots.make(fault, place) for fault in plan.faults}
+        self._fault_pages = {fault.id: FaultPages.make(fault, place) for fault in plan.faults}
         self._lives: dict[str, FaultLife] = {}
         self._lock = threading.Lock()
         job = plan.job
@@ -125,8 +125,8 @@ class NodeFaults:
     def write_plan(self, shared: AgentPlan) -> Path:
         """Writes the agent's plan for the ranks of this node, and returns its path. `shared`: the plan for all nodes.
         In the copy, the faults refer to the control pages of this node."""
-        orders = tuple(order for slot in self._slots.values() for order in slot.orders())
-        replace(shared, orders=orders).write(self._place.agent_plan)
+        triggers = tuple(trigger for of_fault in self._fault_pages.values() for trigger in of_fault.triggers())
+        replace(shared, triggers=triggers).write(self._place.agent_plan)
         return self._place.agent_plan
 
     def start(self, fault: str, ranks: Sequence[int]) -> None:
@@ -138,13 +138,13 @@ class NodeFaults:
                 return
             target = Target(tuple(ranks), tuple(node for node in planned.target.nodes if node == self._node))
             context = replace(self._context, job=self._part.beside(planned.target.nodes))
-            life = self._lives[fault] = FaultLife(replace(planned, target=target), self._slots[fault], context)
+            life = self._lives[fault] = FaultLife(replace(planned, target=target), self._fault_pages[fault], context)
             life.start()
 
     def write(self, fault: str, rank: int, word: int, value: int) -> None:
         """Writes a word of a control page. `FIRED` is never lowered: if a rank on another node has fired, no rank fires
         here."""
-        page = self._slots[fault].pages.get(rank)
+        page = self._fault_pages[fault].pages.get(rank)
         if page is not None and (word != ControlPage.FIRED or page.read(word) < value):
             page.write(word, value)
 

@@ -33,7 +33,7 @@ from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol import packed_lines
-from torchaos.harness.protocol.agent_plan import Moment, Order
+from torchaos.harness.protocol.agent_plan import Moment, RankTrigger
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.sample_sums import sums_of
 from torchaos.harness.protocol.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
@@ -320,7 +320,7 @@ class PageTarget(Target):
         path.write_bytes(raw)
         slot = PageSlot(str(path))
         try:
-            pending = Pending(Order("fault", Moment(0, 1, None), str(path)))
+            pending = Pending(RankTrigger("fault", Moment(0, 1, None), str(path)))
         except ValueError:
             with suppress(ValueError):
                 slot.undo()
@@ -424,7 +424,7 @@ class AgentPlanTarget(_FileOfRun):
     def _install(agent: Any) -> None:
         """The same as in a rank, without the hooks, which could not be removed."""
         agent.started("2.13")
-        agent.orders.load()
+        agent.triggers.load()
         for phase in ("data", "forward"):
             agent.enter(phase)
 

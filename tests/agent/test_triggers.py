@@ -1,4 +1,4 @@
-"""Moments in a real rank: orders fire, hold the rank, expire, wait until they are armed, and never fire twice."""
+"""Moments in a real rank: triggers fire, hold the rank, expire, wait until they are armed, and never fire twice."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_kill_lands_in_its_phase(
     """A rank is killed in step 3, in the named phase, after two steps and before any more is done."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=3, phase=name and phase(name)),))
+    ran = rank.run(JOB, triggers=(rank.trigger(source, "Kill", step=3, phase=name and phase(name)),))
     assert ran.code == -9, ran.output
     assert ran.output.splitlines()[-1] == last_line
     assert [event.kind.value for event in ran.of("step", "fault.applying", "fault.applied")] == [
@@ -105,7 +105,7 @@ def test_first_step(rank: Any, source: str) -> None:
     """Step 1 without a phase is the first phase that the rank enters."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=1),))
+    ran = rank.run(JOB, triggers=(rank.trigger(source, "Kill", step=1),))
     assert ran.code == -9
     assert "backward" not in ran.output
     assert ran.of("fault.applying")[0].data["phase"] == "data"
@@ -116,8 +116,8 @@ def test_when_a_save_has_written_its_files(rank: Any, source: str, phase: Any) -
     that is killed there leaves a whole file with its manifest, and no end of a save."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    order = rank.order(source, "Kill", step=3, phase=phase.CHECKPOINT_WRITTEN)
-    ran = rank.run(JOB, hooks=("steps", "checkpoints"), orders=(order,))
+    trigger = rank.trigger(source, "Kill", step=3, phase=phase.CHECKPOINT_WRITTEN)
+    ran = rank.run(JOB, hooks=("steps", "checkpoints"), triggers=(trigger,))
     assert ran.code == -9, ran.output
     assert ran.output.splitlines()[-1] == "backward 2 True"
     assert [event.kind.value for event in ran.of("checkpoint.save_begin", "checkpoint.save_end")] == [
@@ -142,7 +142,7 @@ for step in (1, 2):
     print("saved", step, flush=True)
 """,
         hooks=("steps", "checkpoints"),
-        orders=(rank.order(source, "Kill", phase=phase.CHECKPOINT_WRITTEN, nth=2),),
+        triggers=(rank.trigger(source, "Kill", phase=phase.CHECKPOINT_WRITTEN, nth=2),),
     )
     assert ran.code == -9, ran.output
     assert ran.output.split("\n")[-2] == "saved 1"
@@ -176,8 +176,8 @@ def test_when_a_further_epoch_begins(
     monkeypatch.setenv("MORE", more)
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    order = rank.order(source, "Kill", attempt=0, phase=phase.NEW_EPOCH, nth=nth)
-    ran = rank.run(EPOCHS, hooks=("steps", "samples"), orders=(order,))
+    trigger = rank.trigger(source, "Kill", attempt=0, phase=phase.NEW_EPOCH, nth=nth)
+    ran = rank.run(EPOCHS, hooks=("steps", "samples"), triggers=(trigger,))
     assert ran.code == -9, ran.output
     assert ran.output.splitlines()[-1] == f"validated {nth - 1}"
     assert len(ran.of("step")) == 3 * nth
@@ -197,7 +197,7 @@ def test_raise_reaches_the_job(rank: Any, source: str, phase: Any) -> None:
     """What an injector raises comes out of the user's own call, unchanged, and is no failure of the agent."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(JOB, orders=(rank.order(source, "Raise", step=2, phase=phase.BACKWARD),))
+    ran = rank.run(JOB, triggers=(rank.trigger(source, "Raise", step=2, phase=phase.BACKWARD),))
     assert ran.code == 1
     assert "RuntimeError: injected" in ran.output
     assert "loss.backward()" in ran.output
@@ -209,15 +209,15 @@ def test_a_fault_that_returns_is_applied(rank: Any, source: str, phase: Any) -> 
     """An injector that returns leaves an applied event, and the job goes on to its end."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(JOB, orders=(rank.order(source, "Nothing", step=2, phase=phase.CHECKPOINT_WRITE, nth=1),))
+    ran = rank.run(JOB, triggers=(rank.trigger(source, "Nothing", step=2, phase=phase.CHECKPOINT_WRITE, nth=1),))
     assert ran.code == 0
     assert missed(ran) == ["in step 2 the phase checkpoint_write was entered 0 times, and the Moment is at time 1"]
     page.write(page.STATE, 0)
-    order = rank.order(source, "Nothing", step=3, phase=phase.CHECKPOINT_WRITE, hold_s=1.0)
-    ran = rank.run(JOB, orders=(order,), attempt=1)
+    trigger = rank.trigger(source, "Nothing", step=3, phase=phase.CHECKPOINT_WRITE, hold_s=1.0)
+    ran = rank.run(JOB, triggers=(trigger,), attempt=1)
     assert len(missed(ran)) == 2  # it resumed from step 4, and step 3 is behind it
     (rank.folder / "last.pt").unlink(missing_ok=True)
-    ran = rank.run(JOB, orders=(order,), attempt=2)
+    ran = rank.run(JOB, triggers=(trigger,), attempt=2)
     assert [event.attempt for event in ran.of("fault.applied")] == [2]
 
 
@@ -226,10 +226,10 @@ def test_does_not_fire_again(rank: Any, source: str) -> None:
     """The page survives the rank: a restarted one passes the same step unharmed, and without waiting."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    order = rank.order(source, "Kill", step=3, hold_s=60.0)
-    assert rank.run(JOB, orders=(order,)).code == -9
+    trigger = rank.trigger(source, "Kill", step=3, hold_s=60.0)
+    assert rank.run(JOB, triggers=(trigger,)).code == -9
     (rank.folder / "last.pt").unlink(missing_ok=True)
-    ran = rank.run(JOB, orders=(order,), attempt=1)
+    ran = rank.run(JOB, triggers=(trigger,), attempt=1)
     assert ran.code == 0, ran.output
     assert len(ran.of("fault.applying")) == 1
     assert missed(ran) == []
@@ -240,24 +240,24 @@ def test_fires_twice_when_allowed_twice(rank: Any, source: str) -> None:
     """A fault that is allowed twice hits the restarted rank as well."""
     page = rank.page()
     page.write(page.ALLOWED, 2)
-    order = rank.order(source, "Kill", step=2)
-    codes = [rank.run(JOB, orders=(order,), attempt=attempt).code for attempt in range(3)]
+    trigger = rank.trigger(source, "Kill", step=2)
+    codes = [rank.run(JOB, triggers=(trigger,), attempt=attempt).code for attempt in range(3)]
     assert codes == [-9, -9, 0]
 
 
 @pytest.mark.one_version
 def test_only_its_rank_and_attempt(rank: Any, source: str) -> None:
-    """Orders for another rank, another attempt or another process are not ours."""
+    """Triggers for another rank, another attempt or another process are not ours."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=2, pacer=1),))
+    ran = rank.run(JOB, triggers=(rank.trigger(source, "Kill", step=2, pacer=1),))
     assert (ran.code, missed(ran)) == (0, [])
     (rank.folder / "last.pt").unlink(missing_ok=True)
-    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=2, attempt=5),), attempt=1)
+    ran = rank.run(JOB, triggers=(rank.trigger(source, "Kill", step=2, attempt=5),), attempt=1)
     assert (ran.code, missed(ran)) == (0, [])
     (rank.folder / "last.pt").unlink(missing_ok=True)
     page.write(page.ARMED_PID, 1)
-    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=2, hold_s=0.2),), attempt=2)
+    ran = rank.run(JOB, triggers=(rank.trigger(source, "Kill", step=2, hold_s=0.2),), attempt=2)
     assert ran.code == 0
     assert missed(ran) == ["not armed in time: the rank reached the moment of the fault and waited as long as it may"]
 
@@ -266,7 +266,7 @@ def test_only_its_rank_and_attempt(rank: Any, source: str) -> None:
 def test_armed_late(rank: Any, source: str) -> None:
     """A rank that reaches the Moment before it is armed waits for the word."""
     page = rank.page()
-    process = rank.start(JOB, orders=(rank.order(source, "Kill", step=3, hold_s=60.0),))
+    process = rank.start(JOB, triggers=(rank.trigger(source, "Kill", step=3, hold_s=60.0),))
     wait_until(lambda: any(e.kind.value == "step" and e.step == 2 for e in rank.read()), state=rank.read)
     page.write(page.ALLOWED, 1)
     ran = rank.wait(process)
@@ -276,12 +276,12 @@ def test_armed_late(rank: Any, source: str) -> None:
 
 @pytest.mark.one_version
 def test_outside_trigger(rank: Any, source: str) -> None:
-    """Without a step the order is due at the first phase after it was armed, and nobody waits before."""
+    """Without a step the trigger is due at the first phase after it was armed, and nobody waits before."""
     page = rank.page()
     process = rank.start(
         JOB.replace("if step > 6: break", "pass").replace("DataLoader(data, batch_size=8)", "forever()")
         .replace("for n,", "def forever():\n    while True: yield from DataLoader(data, batch_size=8)\nfor n,"),
-        orders=(rank.order(source, "Kill"),),
+        triggers=(rank.trigger(source, "Kill"),),
     )  # fmt: skip
     wait_until(lambda: any(e.kind.value == "step" for e in rank.read()), state=rank.read)
     page.write(page.ALLOWED, 1)
@@ -292,7 +292,7 @@ def test_hold_and_go(rank: Any, phase: Any) -> None:
     """A rank that is held stands still in its phase until the harness says go."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    process = rank.start(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=60.0),))
+    process = rank.start(JOB, triggers=(rank.trigger(step=3, phase=phase.BACKWARD, hold_s=60.0),))
     wait_until(lambda: page.read(page.STATE) == 1, state=rank.read)
     assert [event.step for event in rank.read() if event.kind.value == "step"] == [1, 2]
     assert page.read(page.FIRED) == 0
@@ -308,8 +308,8 @@ def test_a_rank_that_died_in_its_hold_is_not_held_again(rank: Any, phase: Any) -
     """Whatever killed the held rank was the fault: once the harness has said go, its successor passes unharmed, and
     without waiting."""
     page = rank.page()
-    order = rank.order(step=3, phase=phase.BACKWARD, hold_s=60.0)
-    process = rank.start(JOB, orders=(order,))
+    trigger = rank.trigger(step=3, phase=phase.BACKWARD, hold_s=60.0)
+    process = rank.start(JOB, triggers=(trigger,))
     page.write(page.ARMED_PID, process.pid)
     page.write(page.ALLOWED, 1)
     wait_until(lambda: page.read(page.STATE) == 1, state=rank.read)
@@ -317,7 +317,7 @@ def test_a_rank_that_died_in_its_hold_is_not_held_again(rank: Any, phase: Any) -
     page.write(page.GO, 1)
     assert rank.wait(process).code == -9
     (rank.folder / "last.pt").unlink(missing_ok=True)
-    ran = rank.run(JOB, orders=(order,), attempt=1)
+    ran = rank.run(JOB, triggers=(trigger,), attempt=1)
     assert ran.code == 0, ran.output
     assert (len(ran.of("fault.held")), missed(ran)) == (1, [])
     assert page.read(page.FIRED) == 0
@@ -329,7 +329,7 @@ def test_a_fault_that_is_called_off_costs_no_time(rank: Any, phase: Any, early: 
     page = rank.page()
     if early:
         page.write(page.ARMED_PID, page.CALLED_OFF)
-    process = rank.start(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=600.0),))
+    process = rank.start(JOB, triggers=(rank.trigger(step=3, phase=phase.BACKWARD, hold_s=600.0),))
     if not early:
         wait_until(lambda: any(e.kind.value == "step" and e.step == 2 for e in rank.read()), state=rank.read)
         page.write(page.ARMED_PID, page.CALLED_OFF)
@@ -342,8 +342,8 @@ def test_hold_at_the_start(rank: Any, phase: Any) -> None:
     """A rank that is to be held at its start waits there until it is armed, and has not done a line of the job's by
     then; it is held once in its attempt."""
     page = rank.page()
-    order = rank.order(attempt=0, phase=phase.START, hold_s=60.0)
-    process = rank.start(f"import torch\nprint('first line', flush=True)\n{JOB}", orders=(order,))
+    trigger = rank.trigger(attempt=0, phase=phase.START, hold_s=60.0)
+    process = rank.start(f"import torch\nprint('first line', flush=True)\n{JOB}", triggers=(trigger,))
     wait_until(lambda: any(event.kind.value == "agent.started" for event in rank.read()), state=rank.read)
     page.write(page.ALLOWED, 1)  # later than it came there, or as late
     wait_until(lambda: page.read(page.STATE) == 1, state=rank.read)
@@ -359,7 +359,7 @@ def test_hold_expires(rank: Any, phase: Any) -> None:
     """Where the harness never says go, the rank goes on by itself and says so."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=0.1),))
+    ran = rank.run(JOB, triggers=(rank.trigger(step=3, phase=phase.BACKWARD, hold_s=0.1),))
     assert ran.code == 0
     assert missed(ran) == ["the time to hold the rank was over: the rank went on by itself"]
     assert page.read(page.STATE) == 4
@@ -371,9 +371,9 @@ def test_resumed_rank_asks_for_its_base(rank: Any, source: str) -> None:
     """A rank that loaded a checkpoint waits after its first step until it is told where it stands, then fires."""
     page = rank.page()
     page.write(page.ALLOWED, 2)
-    order = rank.order(source, "Kill", step=4, hold_s=60.0)
-    assert rank.run(JOB, orders=(order,)).code == -9
-    process = rank.start(JOB, orders=(order,), attempt=1)
+    trigger = rank.trigger(source, "Kill", step=4, hold_s=60.0)
+    assert rank.run(JOB, triggers=(trigger,)).code == -9
+    process = rank.start(JOB, triggers=(trigger,), attempt=1)
     wait_until(lambda: any(e.kind.value == "step" and e.attempt == 1 for e in rank.read()), state=rank.read)
     page.write(page.BASE, 2)
     page.write(page.BASE_ATTEMPT, 1)
@@ -405,7 +405,7 @@ def test_a_numbered_step_after_a_rollback_within_the_process(rank: Any, source: 
     """Steps 3 to 5 are done again: what is to come in step 7 comes when step 6 was done, the ninth of this attempt."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(GOES_BACK, orders=(rank.order(source, "Kill", step=7),))
+    ran = rank.run(GOES_BACK, triggers=(rank.trigger(source, "Kill", step=7),))
     assert ran.code == -9, ran.output
     assert [int(line.split()[1]) for line in ran.output.splitlines()] == [1, 2, 3, 4, 5, 3, 4, 5]
     assert ran.of("fault.applying")[0].data["global_step"] == 7
@@ -431,7 +431,7 @@ def test_a_numbered_step_after_a_warm_up(rank: Any, source: str, counts: bool) -
     page = rank.page()
     page.write(page.ALLOWED, 1)
     job = WARMS_UP if counts else WARMS_UP.replace("Adam", "SGD")
-    ran = rank.run(job, orders=(rank.order(source, "Kill", step=6),), hooks=("steps", "checkpoints", "kept"))
+    ran = rank.run(job, triggers=(rank.trigger(source, "Kill", step=6),), hooks=("steps", "checkpoints", "kept"))
     assert ran.code == -9, ran.output
     assert ran.output.splitlines()[-1] == "done 4"
     assert ran.of("fault.applying")[0].data["global_step"] == 6
@@ -441,7 +441,7 @@ def test_a_rollback_that_no_counter_tells_of(rank: Any, source: str) -> None:
     """Plain SGD counts no steps: the trigger is missed, with what to write instead."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(GOES_BACK.replace("Adam", "SGD"), orders=(rank.order(source, "Kill", step=7),))
+    ran = rank.run(GOES_BACK.replace("Adam", "SGD"), triggers=(rank.trigger(source, "Kill", step=7),))
     assert ran.code == 0, ran.output
     assert len(missed(ran)) == 1
     assert "with `time` or `after`" in missed(ran)[0]
@@ -451,10 +451,10 @@ def test_a_rollback_that_no_counter_tells_of(rank: Any, source: str) -> None:
 def test_base_that_never_comes(rank: Any, source: str) -> None:
     """Where nobody says which step a resumed attempt began with, the trigger is missed: no guess."""
     page = rank.page()
-    order = rank.order(source, "Kill", step=5, hold_s=0.1)
+    trigger = rank.trigger(source, "Kill", step=5, hold_s=0.1)
     rank.run("import os, torch; torch.save({'step': 2}, os.environ['FOLDER'] + '/last.pt')", attempt=0)
     page.write(page.ALLOWED, 1)
-    ran = rank.run(JOB, orders=(order,), attempt=1)
+    ran = rank.run(JOB, triggers=(trigger,), attempt=1)
     assert ran.code == 0
     assert missed(ran) == [
         "a checkpoint was loaded, and the harness did not find out with which step this attempt began"
@@ -465,7 +465,7 @@ def test_injector_that_cannot_be_loaded(rank: Any) -> None:
     """An injector that can't be imported makes the fault missed, and the job runs."""
     page = rank.page()
     page.write(page.ALLOWED, 1)
-    ran = rank.run(JOB, orders=(rank.order(str(rank.folder / "absent.py"), "Kill", step=2),))
+    ran = rank.run(JOB, triggers=(rank.trigger(str(rank.folder / "absent.py"), "Kill", step=2),))
     assert ran.code == 0
     assert len(missed(ran)) == 1
     assert [failed["hook"] for failed in ran.failures] == ["orders"]
@@ -486,21 +486,21 @@ def test_nth_collective(rank: Any, source: str, phase: Any) -> None:
             dist.all_reduce(torch.ones(2)); print("reduced", step, n, flush=True)
         opt.step()
     """
-    ran = rank.run(job, orders=(rank.order(source, "Kill", step=2, phase=phase.COLLECTIVE, nth=2),))
+    ran = rank.run(job, triggers=(rank.trigger(source, "Kill", step=2, phase=phase.COLLECTIVE, nth=2),))
     assert ran.code == -9, ran.output
     assert ran.output.splitlines()[-1] == "reduced 2 1"
 
 
 def test_a_look_at_a_phase_is_cheap(agent_module: Callable[[str], Any], tmp_path: Path) -> None:
-    """Orders of later steps are not looked at in this one."""
+    """Triggers of later steps are not looked at in this one."""
     wire, plan = agent_module("protocol.wire"), agent_module("protocol.agent_plan")
     agent_module("protocol.control_pages").ControlPage(tmp_path / "page", create=True)
-    order = plan.Order("f1", plan.Moment(0, 50, wire.Phase.BACKWARD), str(tmp_path / "page"))
+    trigger = plan.RankTrigger("f1", plan.Moment(0, 50, wire.Phase.BACKWARD), str(tmp_path / "page"))
     who = agent_module("agent.startup").Identity(0, 0, 1, 0, 1)
     events = wire.EventFile(tmp_path / "events.jsonl", "rank0")
-    agent = agent_module("agent.agent").Agent(plan.AgentPlan("run", "", (), (order,)), who, events)
-    agent.orders.load()
-    assert agent.orders.current == []
+    agent = agent_module("agent.agent").Agent(plan.AgentPlan("run", "", (), (trigger,)), who, events)
+    agent.triggers.load()
+    assert agent.triggers.current == []
     agent.steps_over = 49
-    agent.orders.step_over()
-    assert [one.order for one in agent.orders.current] == [order]
+    agent.triggers.step_over()
+    assert [one.trigger for one in agent.triggers.current] == [trigger]

@@ -45,7 +45,7 @@ class Scene:
     known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
     log_offset: int | None  # by how much the log's count is usually ahead of ours; None: no log of an earlier attempt
     snapshots: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
-    foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
+    foreign: Collection[str] = ()  # files of another run, with which the first attempt began at the start
     after: int = 0  # steps of the attempt before that point
     straight: int | None = None  # the global step at that point, if the steps before simply go on
     trust: float = 1.0  # in that the attempt simply goes on there

@@ -60,7 +60,7 @@ class Placing:
     snapshots: Snapshots = field(default_factory=Snapshots)
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
-    foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
+    foreign: Collection[str] = ()  # see Scene
     log_offset: int | None = None
     went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
@@ -111,8 +111,7 @@ class Placing:
         self.snapshots.add(attempt.number, segments, own[:0])
         first = segments[0]
         if first.base is not None and (attempt is self.found[0] or (len(own) and self._is_first(attempt))):
-            told = [load.path for load in whole_loads(loads.get(0, []))]
-            self.foreign = dict.fromkeys(told, first.base) if first.base == 0 else {}
+            self.foreign = [] if first.base else [load.path for load in whole_loads(loads.get(0, []))]
         self._calibrate(attempt)
         self.saved += self._placed_saves(attempt.number, segments)
         made = [steps_.placed.global_step for steps_ in self.placed[placed_before:]]
@@ -155,7 +154,7 @@ class Placing:
             unseen=not self.snapshots.has(attempt.number, own),
             snapshots=self.snapshots,
             log_offset=self.log_offset,
-            foreign={} if first else self.foreign,
+            foreign=() if first else self.foreign,
             ahead=self.ahead.get(attempt.number, {}),
         )
         witnesses = hear(scene)

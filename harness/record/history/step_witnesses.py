@@ -48,7 +48,9 @@ def of_files(scene: Scene) -> list[Witness]:
     """The witnesses of the checkpoints that were loaded. If they are all of another run: the witness of these files."""
     whole = whole_loads(scene.loads)
     ours = [load for load in whole if load.path not in scene.foreign]
-    return _of_own(ours, scene) if ours else _of_foreign(whole, scene)
+    if ours or not whole:
+        return _of_own(ours, scene)
+    return [Witness(names.FOREIGN, 0, "the first attempt loaded this file too, and began there")]
 
 
 def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
@@ -98,16 +100,6 @@ def _set_of_files(path: str) -> str:
     """The checkpoint to which a file belongs: by the step in its path, or else its folder."""
     own = checkpoint_of(path)
     return own if number_in_name(own) is not None else posixpath.dirname(own)
-
-
-def _of_foreign(loads: Sequence[Load], scene: Scene) -> list[Witness]:
-    """The witness of files that the first attempt loaded too, before anything of this run was saved."""
-    bases = sorted({scene.foreign[load.path] for load in loads if load.path in scene.foreign})
-    return (
-        [undecided_witness(names.FOREIGN, bases, "the first attempt loaded this file too, and began there")]
-        if bases
-        else []
-    )
 
 
 def _save_record(load: Load, scene: Scene) -> Said | None:

@@ -270,9 +270,9 @@ def _of_one_save(run: Record, loaded: set[str]) -> set[str]:
     all families that were saved at the same steps. One step may be missing, because a death may cut a save short. The
     other families hold a detail, such as the best metric. If it is not known from which file the attempts went on: the
     families with a number, if there are any, or all that are no copies."""
-    main = {_family(attempt.loaded) for attempt in run.history.attempts if attempt.loaded} & loaded
+    plain = {name for name in loaded if not is_copy(name)} or loaded
+    main = {_family(attempt.loaded) for attempt in run.history.attempts if attempt.loaded} & plain
     if not main:
-        plain = {name for name in loaded if not is_copy(name)}
         return {name for name in plain if "#" in posixpath.basename(name)} or plain
     at: dict[str, set[int | None]] = defaultdict(set)
     for save in run.history.saves:

@@ -48,6 +48,11 @@ CLAIMS: Mapping[str, Claim] = {
         "on after step {step}: it loaded {names}",
         "the state itself (state.begun, or check sums), the counter, the samples of the next step, and the loads",
     ),
+    "position": Claim(
+        "the weights that it began with are those after step {weights}, and its samples and learning rates go on after "
+        "step {step}: weights and position are {apart} apart{lost}",
+        "the weights with which the attempt began, and the samples and learning rates of the next steps in both runs",
+    ),
     "steps apart": Claim(
         "rank {ranks} went on from the state of step {step}, and the others from that of step {base}",
         "the loads of each rank, and the optimizer's counters, which agree",
@@ -210,6 +215,7 @@ CLAIMS: Mapping[str, Claim] = {
     "rates ahead": Claim(
         "The schedule is {steps} ahead, as if it made steps while it was restored, {resumed}.", _RATES
     ),
+    "rates later": Claim("The rates are those of the twin {steps} later, {resumed}.", _RATES),
     "rates behind": Claim("The schedule is {steps} behind, {resumed}.", _RATES),
     "rates one behind": Claim("The schedule is {steps} behind, as if saved before its own step, {resumed}.", _RATES),
         # Samples (sample_reasons.py).

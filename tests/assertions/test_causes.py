@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.parameter_digest import ParameterDigest
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
 from torchaos.harness.analysis.comparison.agreement import Difference
@@ -194,3 +195,23 @@ def test_parameters_that_the_fault_itself_changed(trainer: Any, seen: bool) -> N
     assert found.cause == "the fault itself changed the parameters"
     losses = "The losses agree" if seen else "The losses were not seen"
     assert f"{losses}, and the job had not been restarted by then: most likely the fault itself" in found.reason
+
+
+def test_a_position_that_is_kept_apart_from_the_weights_is_named(trainer: Any) -> None:
+    """A small file with the position is written each step, the weights seldom: after a resume, data and rates go on
+    where they were, on older weights. No scheduler is there that could have made steps."""
+
+    class Apart(trainer):  # type: ignore[misc]
+        def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            if attempt and local == 1:
+                state.position, state.sched_step = 12, 12
+            super()._step(attempt, world, state, step, local)
+
+    run = Apart(kills=((13, 1),), state_seen=True, counters_seen=False).record()
+    twin = trainer(state_seen=True, counters_seen=False).record()
+    assert run.history.attempts[1].base == 10
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert "those after step 10, and its samples and learning rates go on after step 12" in reason, reason
+    assert "2 steps apart, and the updates of steps 11 to 12 are lost" in reason
+    rates = LrContinuity().judge(run, [twin]).reason
+    assert "The rates are those of the twin 2 steps later" in rates, rates

@@ -142,7 +142,7 @@ def story(history: History, ours: Steps, theirs: Steps, first: Differing) -> str
         return said("rates anew", step=min(twins), resumed=resumed)
     steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"
     if shift > 0:
-        return said("rates ahead", steps=steps, resumed=resumed)
+        return said("rates later" if of.sched_step is None else "rates ahead", steps=steps, resumed=resumed)
     return said("rates one behind" if shift == -1 else "rates behind", steps=steps, resumed=resumed)
 
 

@@ -101,6 +101,8 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
     if (other := apart(part)) and other.sure:
         words = _steps_apart(other, part)
         return Cause(said("cause", where=where, causes=words, besides=""), words)
+    if words := found.position_apart():
+        return Cause(said("cause", where=where, causes=words, besides=""), words)
     facts = found.facts
     late = [fact for fact in facts if _is_late(fact, first)]
     acted = [fact.clause for fact in facts if fact not in late]
@@ -221,6 +223,32 @@ class _Resumed:
         others = self._begun.of(MOMENTS)
         if others or (self._carried and self._carried.moments is False):
             yield self._told(MOMENTS, "moments", others, self._carried.instead(MOMENTS) if self._carried else "")
+
+    def position_apart(self) -> str:
+        """A clause if the weights are those after the base, and the samples and learning rates are those of the twin's
+        steps after another step: a job may keep its position in another file than its weights. Else empty."""
+        begun = [step for step in range(self._base + 1, self._base + 1 + _SETTLED) if step in self._ours]
+        if self._twin is None or self._weights != {} or len(begun) < _SETTLED:
+            return ""
+
+        def equal(step: int, other: int) -> bool:
+            mine, twins = self._ours[step], self._theirs.get(other, {})
+            return mine.keys() == twins.keys() and all(
+                one.samples_seen and twins[rank].samples_seen and one.samples == twins[rank].samples
+                and bool(one.lr) and all(relative(a, b) <= 1e-9 for a, b in zip(one.lr, twins[rank].lr, strict=False))
+                for rank, one in mine.items()
+            )  # fmt: skip
+
+        shifts = [
+            other - begun[0] for other in self._theirs if all(equal(step, step + other - begun[0]) for step in begun)
+        ]
+        if len(shifts) != 1 or not shifts[0]:
+            return ""
+        first, last = self._base + 1, self._base + shifts[0]
+        which = f"update of step {first} is" if shifts[0] == 1 else f"updates of steps {first} to {last} are"
+        lost = f", and the {which} lost" if shifts[0] > 0 else ""
+        apart = "one step" if abs(shifts[0]) == 1 else f"{abs(shifts[0])} steps"
+        return said("position", weights=self._base, step=last, apart=apart, lost=lost)
 
     def _schedule(self) -> _Fact | None:
         since, ours, theirs = self._since, self._ours, self._theirs

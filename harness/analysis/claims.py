@@ -287,10 +287,10 @@ CLAIMS: Mapping[str, Claim] = {
         "{agree}: most likely, state that was not restored decides what is saved.", "the checkpoints of both runs"
     ),
     "decides end": Claim(
-        "{agree} in the {steps} that both made: most likely, state that was not restored decides when the job stops, "
-        "such as a count of steps, or of bad validations.",
+        "state that was not restored decides when the job stops, such as a count of steps, or of bad validations",
         "the losses of both runs, exit code 0 of both, and that no fault hit the job after it had resumed",
     ),
+    "agree until": Claim("{agree} in the {steps} that both made: most likely, {why}.", "as above"),
     "no loss shows": Claim(
         "{agree}: it is state that no loss shows, or it was damaged on disk.{hint}", "the checkpoints of both runs"
     ),

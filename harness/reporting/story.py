@@ -14,12 +14,13 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from torchaos.harness.analysis.checkpointing.resume_points import points_of
 from torchaos.harness.analysis.ending import failed_loads, in_words
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_journal
-from torchaos.harness.record.history import Attempt, Execution, Executions, Save
+from torchaos.harness.record.history import Attempt, Execution, Executions, Save, saved_as
 from torchaos.harness.record.history.saves_and_loads import by_step, checkpoint_of, name_of_all, number_in_name
 from torchaos.harness.record.plan import Plan, counted, moment_in_words, seconds_in_words, target_in_words
 from torchaos.harness.record.record import Record, records_of
@@ -48,6 +49,10 @@ class Saved(Moment):
     """A checkpoint that was saved, one of many."""
 
 
+class Beside(Moment):
+    """A file from which the job does not resume, such as the best model, that was saved."""
+
+
 class Removed(Moment):
     """A checkpoint that the job removed, one of many."""
 
@@ -73,11 +78,13 @@ def happened(run: Record, *, whole: bool = True) -> list[Moment]:
 
 def _folded(moments: Sequence[Moment]) -> list[Moment]:
     found: list[Moment] = []
-    for are_many, group in groupby(moments, key=lambda one: isinstance(one, (Saved, Removed))):
+    for are_many, group in groupby(moments, key=lambda one: isinstance(one, (Saved, Beside, Removed))):
         some = list(group)
         if are_many:
-            removed = [one for one in some if isinstance(one, Removed)]
-            some = sorted([*_few([one for one in some if one not in removed], "saved"), *_few(removed, "removed")])
+            of_kind = {kind: [one for one in some if isinstance(one, kind)] for kind in (Saved, Beside, Removed)}
+            some = sorted(
+                one for kind, ones in of_kind.items() for one in _few(ones, "removed" if kind is Removed else "saved")
+            )
         found += some
     return found
 
@@ -142,11 +149,24 @@ def _beginning(run: Record, attempt: Attempt) -> str:
         return f"{who} makes steps, and their numbers are not known: {_disagreement(attempt)}"
     tried = failed_loads(run, attempt.number)
     unseen = f"and could not load {in_words(tried)}" if tried else "and no load of a checkpoint was seen"
-    from_where = f"from {posixpath.basename(attempt.loaded)}" if attempt.loaded else unseen
+    from_where = f"from {_loaded(run, attempt.loaded)}" if attempt.loaded else unseen
     if attempt.base == 0:
         where = f"step 1, {from_where}" if attempt.loaded or tried else "step 1"
         return f"{who} begins with {where}{_again(run, attempt)}"
     return f"{who} goes on after step {attempt.base}, {from_where}{_again(run, attempt)}{_conflicts(attempt)}"
+
+
+def _loaded(run: Record, path: str) -> str:
+    """The name of the loaded checkpoint to which a file belongs."""
+    own = saved_as(path, run.history.saves)
+    group = [save for save in run.history.saves if own and _when(save) == _when(own)]
+    others = [save.path for save in run.history.saves if save not in group]
+    points = points_of(run)
+    return name_of_all([save.path for save in group if points.has(save.path)] or [path], others)
+
+
+def _when(save: Save) -> tuple[int, int]:
+    return save.attempt, save.local_step
 
 
 def _again(run: Record, attempt: Attempt) -> str:
@@ -166,7 +186,15 @@ def _disagreement(attempt: Attempt) -> str:
 
 
 def _saves(run: Record) -> Iterator[Moment]:
-    for saves in by_step(run.history.saves):
+    points, every = points_of(run), run.history.saves
+    beside = [save for save in every if save.ok and not points.has(save.path)]
+    for saves in by_step(beside):
+        place = saves[0].global_step
+        after = f" after step {place}" if place is not None else ""
+        ended_s, name = max(save.ended_s or 0.0 for save in saves), _name(saves)
+        yield Beside(ended_s, f"{name} is saved{after}; the job does not resume from it")
+    for saves in by_step(save for save in every if save not in beside):
+        others = [save.path for save in every if _when(save) != _when(saves[0])]
         step = f" of step {saves[0].global_step}" if saves[0].global_step is not None else ""
         unfinished = [save for save in saves if save.ended_s is None]
         bad = [save for save in saves if save.ended_s is not None and not save.ok]
@@ -176,7 +204,7 @@ def _saves(run: Record) -> Iterator[Moment]:
             yield Moment(save.ended_s or 0.0, f"a checkpoint{step}, {_name([save])}, could not be saved")
         if not unfinished and not bad:
             ended_s = max(save.ended_s or 0.0 for save in saves)
-            yield Saved(ended_s, f"the checkpoint{step} is saved: {_name(saves)}{_other_number(saves)}")
+            yield Saved(ended_s, f"the checkpoint{step} is saved: {_name(saves, others)}{_other_number(saves)}")
 
 
 def _removals(run: Record) -> Iterator[Moment]:
@@ -194,8 +222,8 @@ def _other_number(saves: Sequence[Save]) -> str:
     return "" if None in (named, step) or named == step else f", a name that says {named}"
 
 
-def _name(saves: Sequence[Save]) -> str:
-    return name_of_all([save.path for save in saves])
+def _name(saves: Sequence[Save], others: Sequence[str] | None = None) -> str:
+    return name_of_all([save.path for save in saves], others)
 
 
 def _with_steps(run: Record, moments: Sequence[Moment]) -> Iterator[Moment]:

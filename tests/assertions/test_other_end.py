@@ -56,6 +56,10 @@ def test_one_finding_leads_in_both_directions(stops: Any, ours: int, twins: int,
     assert follows == {name: None if name == "completed" else "completed" for name in ALL[:5]}
     assert words in result.reason
     assert WHY.format(24) in result.reason
+    cause = next(case.cause for case in result.cases if case.name == "completed")
+    assert cause == "state that was not restored decides when the job stops, such as a count of steps, or of bad " + (
+        "validations"
+    )
 
 
 def test_no_assertion_speaks_of_an_end_that_both_made(stops: Any) -> None:

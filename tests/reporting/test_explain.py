@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from torchaos.harness.analysis.checkpointing.resumed_from import name_of
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import EventFile, Kind
@@ -156,6 +158,41 @@ def test_a_name_that_says_another_step_is_told(trainer: Any) -> None:
     told = [one.text for one in happened(replace(run, events=tuple(events)))]
     assert "the checkpoint of step 10 is saved: step-11, a name that says 11" in told
     assert "the checkpoint of step 20 is saved: step-20" in told
+
+
+def _with_files(run: Any, names: Callable[[int], Sequence[str]]) -> Any:
+    """With several files in place of each checkpoint, by its step; each has an event of its own."""
+    events: list[Any] = []
+    for event in run.events:
+        path = str(event.data.get("path", ""))
+        files = names(int(path.rpartition("-")[2])) if "step-" in path else [path]
+        events += [
+            replace(event, seq=len(events) + n, data={**event.data, "path": f"/job/checkpoints/{name}"})
+            if "step-" in path else event for n, name in enumerate(files)
+        ]  # fmt: skip
+    return replace(run, events=tuple(replace(event, source="harness") for event in events))
+
+
+def test_no_name_is_shortened_to_one_that_does_not_exist(trainer: Any) -> None:
+    """A checkpoint of several files is its folder. A single file keeps its whole name, whatever word it begins with."""
+    run = trainer(kills=[(8, 1)]).record()
+    told = [one.text for one in happened(_with_files(run, lambda step: (f"m{step}/partial_0.pt", f"m{step}/main.pt")))]
+    assert "the checkpoint of step 5 is saved: m5" in told
+    assert "attempt 1 goes on after step 5, from m5: 2 steps have to be done again" in told
+    told = [one.text for one in happened(_with_files(run, lambda step: ("partial_1.pt",)))]
+    assert "the checkpoint of step 5 is saved: partial_1.pt" in told
+    assert name_of("/job/checkpoints/partial_1.pt") == "partial_1.pt"
+
+
+def test_a_file_that_is_not_resumed_from_is_no_checkpoint(trainer: Any) -> None:
+    """The best weights are saved at other times than the state, and are not counted with it."""
+    run = trainer(kills=[(18, 1)], every=2).record()
+    run = _with_files(run, lambda step: (f"step-{step}.pt",) if step % 4 == 0 else ("best.pt",))
+    loads = [replace(e, data={**e.data, "path": "/job/checkpoints/step-16.pt"})
+             if e.kind in (Kind.LOAD_BEGIN, Kind.LOAD_END) else e for e in run.events]  # fmt: skip
+    short = [one.text for one in happened(replace(run, events=tuple(loads)), whole=False)]
+    assert "the checkpoint of step 16 is saved: step-16.pt; 3 more were saved before it" in short
+    assert "best.pt is saved after step 14; the job does not resume from it; 3 more were saved before it" in short
 
 
 def test_what_each_observer_thought_is_told(copy: Path) -> None:

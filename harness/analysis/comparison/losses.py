@@ -236,7 +236,7 @@ class Comparison:
             return ""
         exact = next(differences(self._ours, self._twins[0], 0.0), None) is None
         agree = said("losses agree" if exact else "losses near")
-        return said("decides end", agree=agree, steps=counted(len(both), "step"))
+        return said("agree until", agree=agree, steps=counted(len(both), "step"), why=said("decides end"))
 
     def _unseen(self) -> Finding | None:
         if self._unreported:

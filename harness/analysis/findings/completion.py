@@ -39,8 +39,9 @@ def completion(run: Record, twins: Sequence[Record], steps: int | None = None, o
     if twins and not ended and finding.outcome is Outcome.FAILED:
         mixed = next(filter(None, (mixed_state(history, part) for part in history.segments)), "")
         why = mixed or other_skips(history.by_step(), twins[0].history.by_step())
-        why = f": {why}" if why else _stopped_otherwise(run, history, twins, steps)
-        finding = replace(finding, reason=f"{finding.reason}{why}")
+        other = "" if why else _stopped_otherwise(run, history, twins, steps)
+        why = f": {why}" if why else other
+        finding = replace(finding, reason=f"{finding.reason}{why}", cause=said("decides end") if other else "")
     last = history.last_step or 0
     is_other = not ended and due is not None and due != last
     first = First(What.LAST, min(last, due or 0)) if is_other else First(What.ENDING, last)

@@ -21,8 +21,13 @@ _STEP_IN_NAME = re.compile(
     r"(?:step|iter(?:ation)?|checkpoint|ckpt|(?<![a-z])ba)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
 )
 # A name that a checkpoint has until it is complete: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
-_WORDS = r"(?:tmp|temp|part|partial|incomplete|inprogress)"
-_UNFINISHED = re.compile(rf"^[._~-]*{_WORDS}[._-]+(?=\w)|^[.~]+(?=\w)|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$", re.I)
+# `part` and `partial` may also be of the name itself, as in partial_0.pt or model_part_1.pt, which are files of ranks.
+_WORDS, _PART = "(?:tmp|temp|incomplete|inprogress)", "part(?:ial)?"
+_UNFINISHED = re.compile(
+    rf"^[._~-]*(?:{_WORDS}[._-]+(?=\w)|{_PART}[._-]+(?=step|iter|epoch|checkpoint|ckpt|global))|^[.~]+(?=\w)"
+    rf"|[._-]{_PART}(?:\.\w+)?$|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$",
+    re.I,
+)
 _COUNTS_OTHERWISE = re.compile(r"/random_states_\d+\.pkl$")  # Accelerate's: "step" is the batch of the epoch, or 0
 _SUFFIX = re.compile(r"(?:\.(?:pt|pth|ckpt|bin|pkl|tar|safetensors))+$")
 
@@ -297,9 +302,15 @@ def by_step(saves: Iterable[Save]) -> list[list[Save]]:
     return list(found.values())
 
 
-def name_of_all(paths: Sequence[str]) -> str:
-    """The name of a checkpoint with these files."""
-    return posixpath.basename(checkpoint_of(main_of(paths)))
+def name_of_all(paths: Sequence[str], others: Iterable[str] | None = None) -> str:
+    """The name of a checkpoint with these files: of its folder, if that holds several files and nothing else.
+    `others`: the paths of other checkpoints; None: not known."""
+    main = main_of(paths)
+    folder = posixpath.dirname(main)
+    alone = others is not None and len(set(paths)) > 1 and {*map(posixpath.dirname, paths)} == {folder}
+    if number_in_name(main) is None and alone and folder not in {*map(posixpath.dirname, others or ())}:
+        return posixpath.basename(folder)
+    return posixpath.basename(checkpoint_of(main))
 
 
 def main_of(paths: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,18 @@ def test_names_that_count_the_ranks_of_a_node(dumps: Make) -> None:
     folder = _in_folders(made.write(), {rank: f"node-{rank // 2}/nccl_trace_rank_{rank % 2}" for rank in ALL})
     with pytest.raises(UsageError, match=r"several dumps of ranks 0, 1, and none of ranks 2, 3; .* the global rank"):
         read_folder(folder)
+
+
+def test_a_subfolder_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no dumps, and keeps nobody from the others, as in a folder such as /tmp."""
+    (tmp_path / "gone").mkdir()
+    real = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError, match="no Flight Recorder dumps in it"):
+        read_folder(tmp_path)

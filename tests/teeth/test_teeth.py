@@ -113,7 +113,10 @@ HERE = {
 }
 # Run without a twin, which would show no more of these: a rendezvous changes no loss, and some assertions need none.
 ALONE = {
-    "proxy/rendezvous-latency": [],
+    "proxy/rendezvous-latency": [
+        "assert=[recovery_time, checkpoint_integrity, loss_continuity, sample_accounting, no_lost_work, "
+        "{restarts: {max: 2}}, {completed: {steps: 40}}]"
+    ],
     "saves/nan-gradient": ["assert=[{no_lost_work: {steps: 0}}, {restarts: {max: 1}}]"],
     "tiers/disk-lost": ["assert=[{no_lost_work: {steps: 5}}, {completed: {steps: 40}}]"],
 }

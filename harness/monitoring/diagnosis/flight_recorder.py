@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from glob import glob
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -160,7 +161,8 @@ def _in_subfolders(folder: Path) -> list[Path]:
     """The dumps in the subfolders or, if there are none, in their subfolders. Here a bare number is not enough as a
     name, and files of other programs, such as `gcov-dump-12`, are left out by their first byte."""
     for pattern in ("*/*", "*/*/*"):
-        paths = [path for path in folder.glob(pattern) if _OF_A_DUMP.search(path.name) and _NAME.search(path.name)]
+        below = (folder / name for name in glob(pattern, root_dir=folder))  # Path.glob fails if a folder vanishes
+        paths = [path for path in below if _OF_A_DUMP.search(path.name) and _NAME.search(path.name)]
         if found := sorted(path for path in paths if path.is_file() and _begins_as_a_dump(path)):
             return found
     return []

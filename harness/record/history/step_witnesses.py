@@ -167,7 +167,8 @@ Read = Callable[[Execution], float | None]
 _RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
 _NOT_COMPARED = 0.5  # the trust in a log that was not compared with steps yet
 _AS_FIRST = 0.2  # the trust in a log that is as far ahead of the attempt's steps as in the first attempt
-# The trust in that nothing was saved, if later saves were seen, and a counter would show a warm-up.
+# The trust in that nothing was saved, if later saves were seen, and a counter and steps of as many ranks would show a
+# warm-up.
 _SAVES_SEEN = 2.0
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
 
@@ -200,7 +201,8 @@ def _of_start(scene: Scene) -> list[Witness]:
         return [Witness(names.START, 0, "it is the first attempt with steps")]
     if scene.blind or scene.saves or scene.loads:
         return []
-    shown = scene.saves_seen and any(each.opt_step is not None or each.sched_step is not None for each in scene.start)
+    counted = any(each.opt_step is not None or each.sched_step is not None for each in scene.start)
+    shown = scene.saves_seen and counted and scene.of_same_ranks
     trust = _SAVES_SEEN if shown else 1.0
     return [Witness(names.UNSAVED, 0, "no attempt before it saved a checkpoint", trust=trust)]
 

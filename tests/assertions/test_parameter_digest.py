@@ -303,3 +303,17 @@ def test_rounding_is_no_excuse_for_what_was_loaded(trainer: Any, off: float) -> 
     finding = ParameterDigest().judge(run, [trainer(world=3, sketched=True).record()])
     assert finding.outcome is Outcome.FAILED, finding.reason
     assert "not restored exactly" in finding.reason
+
+
+def test_weights_that_were_swapped_for_a_save_are_no_other_state(trainer: Any) -> None:
+    """Rank 0 puts averaged weights into the model to save them. Its state after the step is seen only then, and that of
+    rank 1 when the next step begins: all steps keep their numbers."""
+    run = trainer(counters_seen=False, samples_seen=False).record()
+    after = {e.rank: e.data["parameters"] for e in run.events if e.kind is Kind.STEP and e.step == 10}
+    events = [
+        replace(e, data={**e.data, "parameters": "0" * 32}) if (e.kind, e.rank, e.step) == (Kind.STEP, 0, 10)
+        else replace(e, data={**e.data, "restored": after[1]}) if (e.kind, e.rank, e.step) == (Kind.STEP, 0, 11)
+        else e for e in run.events
+    ]  # fmt: skip
+    history = replace(run, events=tuple(events)).history
+    assert (history.last_step, history.unplaced, len(history.segments)) == (30, (), 1)

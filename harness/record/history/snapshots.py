@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD
+from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD, is_whole
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.attempts import Segment
 from torchaos.harness.record.steps import Execution, Executions
@@ -105,7 +105,10 @@ class Snapshots:
         for (rank, local_step), each in with_state.items():
             before = with_state.get((rank, local_step - 1))
             if before and each.restored and before.parameters and each.restored != before.parameters:
-                found.append(local_step - 1)
+                # The state after the step may have been seen late on one rank, while other weights were in the model.
+                after = {other.parameters for (_rank, at), other in with_state.items() if at == local_step - 1}
+                if each.restored not in after or not is_whole(each.restored):
+                    found.append(local_step - 1)
         return set(found)
 
     def add(self, number: int, segments: Sequence[Segment], own: Executions, until: float = math.inf) -> None:

@@ -135,10 +135,14 @@ class Agent:
         if self.changed is not None and phase is wire.Phase.DATA:
             self.changed()
         self.phases.enter(phase)
-        if self.triggers.current:
-            self.triggers.enter(phase, call)
-        if call is not None and self.lasting.on_calls:
-            self.lasting.enter(call)
+        try:
+            if self.triggers.current:
+                self.triggers.enter(phase, call)
+            if call is not None and self.lasting.on_calls:
+                self.lasting.enter(call)
+        except BaseException:
+            self.phases.leave(phase)  # the job may catch it, and train on
+            raise
 
     def starts(self) -> None:
         """Must be called when the process has imported torch and not used it yet. A fault may fire here, as in

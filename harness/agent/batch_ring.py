@@ -165,6 +165,7 @@ class Trained:
         self._through_model = False  # a wrapped model has been seen in training
         self._forwards: list[Batch | None] = []  # since the last backward; None: an unknown batch
         self._committed: list[Batch | None] = []
+        self._before = 0  # how many of them are older than the last backward
         self._handed_out = 0  # batches that the loop had got at the last backward
         self.wrapper_is_idle = False  # a backward came before any call of a wrapped model
 
@@ -181,11 +182,20 @@ class Trained:
             batch = sample_digests.digest(views)  # there is no loader, or no loader feeds the model
         self._forwards.append(batch)
 
+    def forward_failed(self) -> None:
+        """Must be called when the forward raised an exception: nothing is trained on its inputs."""
+        self._forwards = self._forwards[:-1]
+
     def backward(self) -> None:
+        self._before = len(self._committed)
         self._committed += self._forwards if self._through_model else [None]
         self._forwards = []
         self.wrapper_is_idle = not self._through_model
         self._handed_out = self._ring.handed_out
+
+    def backward_failed(self) -> None:
+        """Must be called when the backward raised an exception: it left no gradient of its batches."""
+        del self._committed[self._before :]
 
     def drop(self) -> None:
         """Forgets the batches since the last segment, because their gradients were thrown away."""
@@ -219,11 +229,13 @@ class Trained:
 
 class ForwardHook:
     """Hooks the forward of wrapped models. `wrapped` is called whenever a model is wrapped; `trained` gets the inputs
-    of each training forward."""
+    of each training forward; `failed` is called if that forward raises an exception."""
 
-    def __init__(self, agent: Agent, wrapped: Callable[[], None], trained: Callable[[Any], None]) -> None:
+    def __init__(
+        self, agent: Agent, wrapped: Callable[[], None], trained: Callable[[Any], None], failed: Callable[[], None]
+    ) -> None:
         self._agent, self._wrapped = agent, agent.careful("samples")(wrapped)
-        self._trained = agent.careful("samples")(trained)
+        self._trained, self._failed = agent.careful("samples")(trained), agent.careful("samples")(failed)
         self._depth = 0
 
     def patch_ddp(self, module: ModuleType) -> None:
@@ -246,7 +258,11 @@ class ForwardHook:
             is_root = getattr(context, "iter_forward_root", None) is None
             if self._agent.on and is_root and is_grad_enabled() and model.training:
                 self._begins((args, kwargs))
-                self._agent.enter(Phase.FORWARD)
+                try:
+                    self._agent.enter(Phase.FORWARD)
+                except BaseException:
+                    self._failed()
+                    raise
                 self._agent.phases.leave(Phase.FORWARD)
                 self._agent.phases.loosely(Phase.FORWARD)  # until the backward
             return original(fsdp, model, args, kwargs)
@@ -265,10 +281,13 @@ class ForwardHook:
             if not agent.on or self._depth or not is_grad_enabled() or not getattr(model, "module", model).training:
                 return original(model, *args, **kwargs)
             self._begins((args, kwargs))
-            agent.enter(Phase.FORWARD)
-            self._depth = 1
             try:
+                agent.enter(Phase.FORWARD)
+                self._depth = 1
                 return original(model, *args, **kwargs)
+            except BaseException:
+                self._failed()
+                raise
             finally:
                 self._depth = 0
                 agent.phases.leave(Phase.FORWARD)

@@ -72,7 +72,7 @@ class _Installer:
 
             steps.watch_state(StateHook(agent))
         if "samples" in agent.live:
-            self._samples(LoaderHook(agent, ring, trained), trained.forward)
+            self._samples(LoaderHook(agent, ring, trained), trained)
         if "checkpoints" in agent.live:
             digesting = Digesting(agent)
             self._at_end.append(digesting.ended)
@@ -93,10 +93,10 @@ class _Installer:
             self._collectives()
         self._when("torch._dynamo.trace_rules", "steps", startup.leave_alone)
 
-    def _samples(self, loader: Any, trained: Callable[[Any], None]) -> None:
+    def _samples(self, loader: Any, trained: Any) -> None:
         from .batch_ring import ForwardHook
 
-        forward = ForwardHook(self._agent, loader.model_is_wrapped, trained)
+        forward = ForwardHook(self._agent, loader.model_is_wrapped, trained.forward, trained.forward_failed)
         self._when("torch.utils.data.dataloader", "samples", loader.patch)
         self._when("torchdata.stateful_dataloader.stateful_dataloader", "samples", loader.patch_stateful)
         self._when("torch.nn.parallel.distributed", "samples", forward.patch_ddp)

@@ -94,7 +94,7 @@ class StepCounter:
         self._alone: Hashable | None = None  # the only optimizer, if each of its steps after a backward is an iteration
         self._ever_backward = False
         self._backward_depth = 0
-        self._steps: list[Hashable] = []  # optimizers whose step is being called, the outermost first
+        self.open_steps: list[Hashable] = []  # optimizers whose step is being called, the outermost first
         self._stepped_in_backward = False
         self._raw: Hashable | None = None  # the first optimizer, in a process without any backward
 
@@ -140,18 +140,23 @@ class StepCounter:
         return NOTHING
 
     def step_begin(self, key: Hashable) -> None:
-        if key in self._steps:  # that call raised an exception, which no hook sees
-            del self._steps[self._steps.index(key) :]
-        if self._steps:  # an optimizer inside another one: the outer one counts
+        if key in self.open_steps:  # that call raised an exception, which no hook sees
+            self.step_failed(key)
+        if self.open_steps:  # an optimizer inside another one: the outer one counts
             self._forget(key)
-        self._steps.append(key)
+        self.open_steps.append(key)
+
+    def step_failed(self, key: Hashable) -> None:
+        """Notes that an optimizer's step raised an exception, and with it all steps inside that step."""
+        if key in self.open_steps:
+            del self.open_steps[self.open_steps.index(key) :]
 
     def step_end(self, key: Hashable) -> Closed:
         """Notes that an optimizer step ended, and returns what ended with it. The caller also reports steps that a
         GradScaler skips."""
-        while self._steps and self._steps.pop() != key:
+        while self.open_steps and self.open_steps.pop() != key:
             pass
-        if self._steps:
+        if self.open_steps:
             return NOTHING
         if self._backward_depth:
             self._forget(key)
@@ -168,7 +173,7 @@ class StepCounter:
     def dropped(self, key: Hashable) -> bool:
         """Notes that an optimizer's gradients were cleared. Returns whether a backward is lost by that: no step has
         used it, and no other optimizer could use it."""
-        nothing = self.fresh and not self._steps and not self._backward_depth and self._made | self._seen == {key}
+        nothing = self.fresh and not self.open_steps and not self._backward_depth and self._made | self._seen == {key}
         self.fresh = self.fresh and not nothing
         return nothing
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Callable
 
 from ..protocol.packed_lines import payload
@@ -48,6 +49,7 @@ class StepHooks:
         agent.reached = self._updates.parameters
         self._dummy = False
         self._state: Any = None
+        self._nested: set[tuple[int, int]] = set()  # optimizers of which the first was seen to call the second
         self._scaled: list[bool] = []  # by GradScaler step in progress: whether the optimizer has stepped inside it
         self._skip = agent.careful("steps")(self._skipped)
         self._updated = agent.careful("steps")(self._parameters_changed)
@@ -77,11 +79,11 @@ class StepHooks:
                     self._backward_begins(tensors)
                 except Exception as error:
                     agent.fail("steps", error)
-                if agent.triggers.current:
-                    agent.epochs.backward()
-                    agent.triggers.enter(Phase.BACKWARD)
                 closed, ok = NOTHING, False
                 try:
+                    if agent.triggers.current:
+                        agent.epochs.backward()
+                        agent.triggers.enter(Phase.BACKWARD)
                     result = original(tensors, *args, **kwargs)
                     ok = True
                 finally:
@@ -185,7 +187,12 @@ class StepHooks:
             agent.fail("steps", error)
         agent.phases.enter(Phase.OPTIMIZER)
         if agent.triggers.current:
-            agent.triggers.enter(Phase.OPTIMIZER)
+            try:
+                agent.triggers.enter(Phase.OPTIMIZER)
+            except BaseException:  # torch calls no hook after the step then; the job may catch it, and train on
+                agent.phases.leave(Phase.OPTIMIZER)
+                self._counter.step_failed(id(optimizer))
+                raise
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         agent = self._agent
@@ -222,11 +229,15 @@ class StepHooks:
 
     def _gone(self, key: int) -> None:
         self._agent.made.pop(key, None)
+        self._nested = {pair for pair in self._nested if key not in pair}
         self._ahead.forget(key)
         self._counter.gone(key)
 
     def _made(self, optimizer: Any) -> None:
         self._agent.changed = None
+        if self._begun and self._counter.fresh:  # the job starts again; no step will use its last gradients
+            self._counter.fresh = False
+            self._starts_anew()
         self._counter.made(self._key(optimizer))
 
     def _backward_begins(self, tensors: Any) -> None:
@@ -255,7 +266,18 @@ class StepHooks:
         if self._state is not None:
             self._state.backward_over()
         closed = self._counter.backward_end(ok)
+        if not ok:
+            self._backward_failed()
         return closed if closed is NOTHING else self._seal(closed)
+
+    def _backward_failed(self) -> None:
+        """Forgets the loss and the batches of a backward that raised an exception."""
+        now, live = self._agent.tally.now, self._agent.live
+        if "loss" in live and now.losses:
+            now.losses.pop()
+            now.pending = [(at, copy) for at, copy in now.pending if at < len(now.losses)]
+        if "samples" in live:
+            self._trained.backward_failed()
 
     def _catch_up(self) -> None:
         """Ends the step of a job without an optimizer of torch's if its parameters have changed since the backward."""
@@ -282,6 +304,9 @@ class StepHooks:
             self._ahead.begins(optimizer)
         if self._agent.state_begins is not None:
             self._agent.state_begins(Phase.OPTIMIZER)
+        inside = self._counter.open_steps
+        while inside and not self._is_within(inside[-1], optimizer):
+            inside.pop()
         self._counter.step_begin(self._key(optimizer))
         if self._scaled:
             self._scaled[-1] = True
@@ -291,6 +316,20 @@ class StepHooks:
                 rates += self._rates.rates(optimizer)
             except Exception as error:
                 self._agent.fail("lr", error)
+
+    def _is_within(self, outer: Any, optimizer: Any) -> bool:
+        """Whether the step of the optimizer with the key `outer` is still being called. If not, that call raised an
+        exception, of which no hook tells."""
+        pair = (outer, id(optimizer))
+        if pair not in self._nested:
+            owner = self._agent.made[outer]() if outer in self._agent.made else None
+            frame: FrameType | None = sys._getframe(1)
+            while owner is not None and frame is not None and frame.f_locals.get("self") is not owner:
+                frame = frame.f_back
+            if owner is None or frame is None:
+                return False
+            self._nested.add(pair)
+        return True
 
     def _recall(self, optimizers: Sequence[Any]) -> None:
         """Takes over from earlier attempts how the optimizers take turns."""
@@ -340,6 +379,9 @@ class StepHooks:
         """Handles a job that loads an optimizer's state during an iteration. This iteration does not count."""
         self._ahead.forget(id(optimizer))
         self._agent.triggers.puts_back(optimizer)
+        self._starts_anew()
+
+    def _starts_anew(self) -> None:
         self._trained.put_back()
         self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 

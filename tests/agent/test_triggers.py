@@ -411,6 +411,66 @@ def test_a_numbered_step_after_a_rollback_within_the_process(rank: Any, source: 
     assert ran.of("fault.applying")[0].data["global_step"] == 7
 
 
+TRIES_AGAIN = """
+import os, torch
+from torch.utils.data import DataLoader, TensorDataset
+path, tries = os.environ["FOLDER"] + "/last.pt", []
+def train():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    opt = torch.optim.Adam(model.parameters(), lr=0.01)
+    tries.append((model, opt))  # nothing is collected
+    kept = torch.load(path) if os.path.exists(path) else {"step": 0}
+    if kept["step"]:
+        model.load_state_dict(kept["model"])
+        opt.load_state_dict(kept["opt"])
+    data = TensorDataset(torch.arange(64.0).reshape(16, 4)[2 * kept["step"]:])
+    for n, (x,) in enumerate(DataLoader(data, batch_size=2)):
+        opt.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        if OWN == (kept["step"] + n + 1, "optimizer") and len(tries) == 1:
+            opt.param_groups[0]["betas"] = None
+        opt.step()
+        step = kept["step"] + n + 1
+        print("done", step, flush=True)
+        if step == KEEP:
+            torch.save({"step": step, "model": model.state_dict(), "opt": opt.state_dict()}, path)
+for _ in range(2):
+    try:
+        train()
+        break
+    except Exception as error:
+        print("again:", type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize("keep", [2, 0])
+@pytest.mark.parametrize("name", ["data", "forward", "backward", "optimizer", None])
+def test_a_job_that_catches_the_exception_is_still_seen(
+    rank: Any, source: str, phase: Any, name: str | None, keep: int
+) -> None:
+    """What is raised in a phase of step 4, by a fault or (None) by the optimizer itself, is caught, and the job trains
+    on in the same process with a new model and optimizer, from its checkpoint or from the start. Each later step is
+    seen, with its own loss and samples only."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    triggers = () if name is None else (rank.trigger(source, "Raise", step=4, phase=phase(name)),)
+    job = TRIES_AGAIN.replace("OWN", str((4, "optimizer") if name is None else None)).replace("KEEP", str(keep))
+    ran = rank.run(job, triggers=triggers, hooks=("steps", "loss", "samples", "checkpoints"))
+    assert ran.code == 0, ran.output
+    done = [int(line.split()[1]) for line in ran.output.splitlines() if line.startswith("done")]
+    assert done == [1, 2, 3, *range(keep + 1, 9)], ran.output
+    steps = [event.data for event in ran.of("step")]
+    assert len(steps) == len(done)
+    assert [len(step["indices"]) for step in steps] == [2] * len(done)
+    by_step: dict[int, set[float]] = {}
+    for step, data in zip(done, steps, strict=True):
+        by_step.setdefault(step, set()).add(*data["losses"])
+    assert {step for step, losses in by_step.items() if len(losses) > 1} == set()
+    assert ran.failures == []
+
+
 WARMS_UP = """
 import copy, torch
 model = torch.nn.Linear(4, 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchaos.injectors.cuda_errors import Kind, error, poison
 from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
-from torchaos.plugin.evidence import died
+from torchaos.plugin.evidence import broke_off, died
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,4 @@ class Error(Fault):
         raise error(torch, self.kind)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return died(record, fault, *range(1, 256), -6)
+        return died(record, fault, *range(1, 256), -6) or broke_off(record, fault)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
-from torchaos.plugin.evidence import died
+from torchaos.plugin.evidence import broke_off, died
 
 _MORE = 64 << 20  # bytes: more than the free memory that an allocator holds
 
@@ -47,4 +47,4 @@ class OutOfMemory(Fault):
         torch.empty(want, dtype=torch.uint8, device=device)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return died(record, fault, *range(1, 256), -6)
+        return died(record, fault, *range(1, 256), -6) or broke_off(record, fault)

@@ -6,14 +6,14 @@ import signal
 from dataclasses import dataclass
 
 from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
-from torchaos.plugin.evidence import died
+from torchaos.plugin.evidence import broke_off, died
 
 
 @dataclass(frozen=True)
 class Raise(Fault):
     """Raises RuntimeError with `text` at the moment of the trigger. If the job catches it and continues, the fault was
-    not felt. If the job catches it and saves before it ends, another rank may die first, and torchelastic then ends
-    this rank."""
+    not felt, unless it loads a checkpoint again, or its ranks stand still until an error is in the log. If the job
+    catches it and saves before it ends, another rank may die first, and torchelastic then ends this rank."""
 
     text: str = "injected by torchaos"
 
@@ -28,4 +28,4 @@ class Raise(Fault):
         raise RuntimeError(self.text)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return died(record, fault, *range(1, 256), -signal.SIGABRT, -signal.SIGTERM)
+        return died(record, fault, *range(1, 256), -signal.SIGABRT, -signal.SIGTERM) or broke_off(record, fault)

@@ -10,6 +10,7 @@ if TYPE_CHECKING or not IN_RANK:
     from torchaos.harness.analysis.corruption_evidence import seen_by_others, seen_by_twin
     from torchaos.harness.analysis.felt_evidence import (
         all_waited,
+        broke_off,
         died,
         gone,
         out_of_step,
@@ -24,6 +25,6 @@ else:
     __getattr__ = stand_ins(__name__)
 
 __all__ = [
-    "all_waited", "died", "gone", "out_of_step", "seen_by_others", "seen_by_twin", "slower", "stood_still",
-    "stopped", "took_turns",
+    "all_waited", "broke_off", "died", "gone", "out_of_step", "seen_by_others", "seen_by_twin", "slower",
+    "stood_still", "stopped", "took_turns",
 ]  # fmt: skip

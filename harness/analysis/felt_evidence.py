@@ -32,6 +32,42 @@ def died(record: Record, fault: str, *codes: int) -> Evidence | None:
     return Evidence.of(words, *proofs) if proofs else None
 
 
+def broke_off(record: Record, fault: str) -> Evidence | None:
+    """Evidence that the job caught an exception and could not go on as before. After each landing, and before a further
+    step of the rank that was hit, the job loaded a checkpoint again and went on from there; or the log showed a known
+    error after no rank had ended a step for a long time. The agents of the other ranks saw it, too."""
+    found = [_break(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
+    proofs = [proof for proof in found if proof is not None]
+    if not proofs or len(proofs) < len(found):
+        return None
+    return Evidence.of("; ".join(words for words, _event in proofs), *(event for _words, event in proofs))
+
+
+_LONG = (1.0, 10.0)  # seconds, usual steps
+
+
+def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
+    """What the job did between a hit and the next step of the rank that was hit, and the event that shows it."""
+    history, steps = record.history, record.steps_made.of_attempt(hit.attempt)
+    own = steps.at((steps.rank == hit.rank) & (steps.mono_s > hit.mono_s))
+    next_s = float(own.mono_s.min(initial=inf))
+    loads = [e for e in record.of_kind(Kind.LOAD_END) if e.attempt == hit.attempt and hit.mono_s < e.mono_s < next_s]
+    back = next(
+        (part for part in history.put_back(hit.attempt or 0, hit.mono_s, next_s) if part.base is not None), None
+    )
+    reached = history.highest_step(before_s=hit.mono_s)
+    if back and loads and back.base is not None and reached is not None and back.base <= reached:
+        went = f"went on from step {back.base} after step {reached}"
+        return f"the job loaded a checkpoint again, and {went}", loads[0]
+    for told in record.of_kind(Kind.LOG_CAUSE):
+        if told.attempt == hit.attempt and hit.mono_s < told.mono_s < next_s:
+            until = steps.mono_s[steps.mono_s <= told.mono_s]
+            waited_s = told.mono_s - max(hit.mono_s, float(until.max(initial=0.0)))
+            if waited_s >= max(_LONG[0], _LONG[1] * _usual(steps, hit.mono_s)):
+                return f"no rank ended a step for {waited_s:.2f} s, and then the log showed {told.data['cause']}", told
+    return None
+
+
 def gone(record: Record, fault: str) -> Evidence | None:
     """Evidence that every process that the fault hit ended. Any exit code counts, because a job that ends gracefully
     chooses its own."""

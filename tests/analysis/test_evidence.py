@@ -10,6 +10,8 @@ import pytest
 from torchaos.harness.analysis.felt_evidence import gone, stopped
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
+from torchaos.injectors.cuda_error import Error
+from torchaos.injectors.cuda_memory import OutOfMemory
 from torchaos.injectors.process_raise import Raise
 
 
@@ -78,3 +80,38 @@ def test_a_rank_that_raised_may_be_ended_by_torchelastic(trainer: Any, code: int
     step = next(e for e in run.of_kind(Kind.STEP) if e.source == hit.source)
     later = replace(step, seq=10_000, mono_s=hit.mono_s + 1e-4)
     assert Raise().felt(replace(told, events=(*told.events, later)), hit.data["fault"]) is None
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_a_job_that_caught_the_exception_and_loaded_a_checkpoint_felt_it(trainer: Any, blind: bool) -> None:
+    """Its ranks went back to an earlier step, before any other step of the rank that raised. A step of it in between,
+    as of a job that went on, makes the load no proof; nor is a load that the fault did not come before."""
+    run = trainer(raises=(18, 1, 8.0), blind=blind, state_seen=True).record()
+    hit = next(run.of_kind(Kind.APPLYING))
+    for injector in (Raise(), Error(), OutOfMemory()):
+        found = injector.felt(run, "raise")
+        assert found is not None
+        assert found.what == "the job loaded a checkpoint again, and went on from step 15 after step 17"
+    step = next(e for e in run.of_kind(Kind.STEP) if e.source == hit.source)
+    later = replace(step, seq=10_000, step=18, mono_s=hit.mono_s + 1e-4)
+    events = sorted([*run.events, later], key=lambda e: e.mono_s)
+    assert Raise().felt(replace(run, events=tuple(events)), "raise") is None
+    after = replace(hit, mono_s=max(e.mono_s for e in run.events) + 1)
+    moved = sorted((after if e is hit else e for e in run.events), key=lambda e: e.mono_s)
+    assert Raise().felt(replace(run, events=tuple(moved)), "raise") is None
+
+
+@pytest.mark.parametrize(("at_s", "by_s", "proof"), [(7.5, 8.0, True), (-0.5, 8.0, False), (0.5, 0.6, False)])
+def test_ranks_that_stand_still_until_the_log_shows_an_error_felt_it(
+    trainer: Any, at_s: float, by_s: float, proof: bool
+) -> None:
+    """The job may go on from a state in memory. A pause alone, or an error in the log alone, is no proof."""
+    run = trainer(freeze=(18, 1, by_s)).record()
+    hit = next(run.of_kind(Kind.APPLYING))
+    data = {"cause": "gloo-timeout", "line": "Timed out waiting 7000ms for recv operation to complete"}
+    told = Event(Kind.LOG_CAUSE, "harness", 10_000, 0.0, hit.mono_s + at_s, None, 0, data=data)
+    events = sorted([*run.events, told], key=lambda e: e.mono_s)
+    found = Raise().felt(replace(run, events=tuple(events)), "freeze")
+    assert (found is not None) is proof
+    assert found is None or found.what.startswith("no rank ended a step for 7.5"), found
+    assert Raise().felt(run, "freeze") is None

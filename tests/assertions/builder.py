@@ -42,6 +42,8 @@ class Trainer:
     broken: frozenset[str] = frozenset()
     worlds: Mapping[int, int] = field(default_factory=dict)  # world size by attempt, where it changes
     freeze: tuple[int, int, float] | None = None  # step, rank, seconds
+    raises: tuple[int, int, float] | None = None  # step, rank, seconds: caught, then loaded again in the same process
+    blind: bool = False  # no further step of the rank that raised is seen
     resubmitted: bool = False  # by a scheduler instead of torchelastic
     loads_seen: bool = True
     counters_seen: bool = True
@@ -66,6 +68,7 @@ class Trainer:
     _events: list[Event] = field(default_factory=list)
     _now: float = 100.0
     _saved: dict[int, State] = field(default_factory=dict)
+    _raised: int = 0  # the steps before the exception that was raised
 
     def record(self, **artifacts: Any) -> Record:
         self._noise = random.Random(self.noise)
@@ -101,7 +104,10 @@ class Trainer:
         for rank in range(0 if self.log_only else world):
             self.emit(Kind.GROUP_JOINED, {"blocked_s": 0.005}, rank, attempt)
         base, state = self._resume(attempt, world)
-        for step in range(base + 1, (self.stops or self.steps) + 1):
+        step = base
+        while (step := step + 1) <= (self.stops or self.steps):
+            if self.raises and attempt == 0 and step == self.raises[0] and not self._raised:
+                base, step, state = self._raise(world, step, step - base)
             if self.freeze and attempt == 0 and step == self.freeze[0]:
                 hit = {"fault": "freeze", "phase": None, "global_step": step, "pid": self._pid(0, self.freeze[1])}
                 self.emit(Kind.APPLYING, hit, self.freeze[1], 0, step - base)
@@ -117,6 +123,14 @@ class Trainer:
             self.emit(Kind.RANK_EXITED, gone, rank, attempt)
         return True
 
+    def _raise(self, world: int, step: int, local: int) -> tuple[int, int, State]:
+        assert self.raises
+        hit = {"fault": "raise", "phase": "forward", "global_step": step, "pid": self._pid(0, self.raises[1])}
+        self.emit(Kind.APPLYING, hit, self.raises[1], 0, local - 1)
+        self._raised, self._now = local - 1, self._now + self.raises[2]
+        saved, state = self._resume(0, world)
+        return saved + 1 - local, saved + 1, state
+
     def _resume(self, attempt: int, world: int) -> tuple[int, State]:
         state = State(1.0, [random.Random(f"{self.seed}/{rank}") for rank in range(max(8, self.world))])
         base = 0 if attempt in self.rewinds else max(self._saved, default=0)
@@ -124,9 +138,9 @@ class Trainer:
             return 0, state
         path = f"/job/checkpoints/step-{base}"
         for rank in range(world if self.loads_seen and not self.log_only else 0):
-            self.emit(Kind.LOAD_BEGIN, {"path": path, "format": "dcp"}, rank, attempt, 0)
+            self.emit(Kind.LOAD_BEGIN, {"path": path, "format": "dcp"}, rank, attempt, self._raised)
             data = {"path": path, "format": "dcp", "ok": True, "numbers": {"step": base}}
-            self.emit(Kind.LOAD_END, data, rank, attempt, 0)
+            self.emit(Kind.LOAD_END, data, rank, attempt, self._raised)
         kept = {
             "weights": ("weight",), "optimizer": ("momentum", "opt_step"), "momentum": ("momentum",),
             "sampler": ("position",), "schedule": ("sched_step",), "rng": ("rngs",),
@@ -143,6 +157,7 @@ class Trainer:
 
     def _step(self, attempt: int, world: int, state: State, step: int, local: int) -> None:
         size = self.batch * self.world // world if self.global_batch else self.batch
+        begins = local in {1, self._raised + 1}
         first = state.position % self.epoch * self.batch * self.world
         state.position += 1
         lr, counted = 0.1 * (1 - state.sched_step / (2 * self.steps)), state.sched_step
@@ -153,7 +168,7 @@ class Trainer:
             state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(parts[rank]) % 97) + noise[rank]
             for rank in range(world)
         ]
-        if self.named and (local == 1 or (step - 1) % self.every == 0):
+        if self.named and (begins or (step - 1) % self.every == 0):
             self._tell_state(attempt, state, drawn, local - 1)
         begun, kept = state.weight, state.momentum
         state.opt_step, state.sched_step = state.opt_step + 1, state.sched_step + 1
@@ -174,13 +189,14 @@ class Trainer:
             if self.state_seen:
                 own_sum = self._sum(state.weight, rank, world) if self.sharded else f"{state.weight!r}{own}"
                 data |= {"norm": losses[rank], "parameters": own_sum, "moments": self._sum(state.momentum, rank, world)}
-            if self.state_seen and local == 1:
+            if self.state_seen and begins:
                 own_sum = self._sum(begun, rank, world) if self.sharded else f"{begun!r}{own}"
                 data |= {"restored": own_sum, "restored_moments": self._sum(kept, rank, world)}
             if self.sketched:
                 data |= {"sketch": _sketch(state.weight)}
-                data |= {"restored_sketch": _sketch(begun)} if local == 1 else {}
-            if not self.log_only:
+                data |= {"restored_sketch": _sketch(begun)} if begins else {}
+            unseen = self.blind and self._raised and self.raises and rank == self.raises[1]
+            if not self.log_only and not unseen:
                 self.emit(Kind.STEP, data, rank, attempt, local)
         if self.log_only and step % self.log_only == 0:
             self.emit(Kind.LOG_STEP, {"step": step, "adapter": "regex", "loss": losses[0], "lr": lr})

@@ -86,6 +86,10 @@ CLAIMS: Mapping[str, Claim] = {
         "the RNG state was not restored{draws}: {found}",
         "the generators' states on that rank (state.begun): those of a fresh start, or of another rank",
     ),
+    "rng exchanged": Claim(
+        "ranks began with the RNG state of another rank{draws}: {found}",
+        "the generators' states on all of these ranks, before and after the resume (state.begun)",
+    ),
     "rng other": Claim(
         "the RNG state differs{draws}: {who} began step {step} with another state of the RNG {names} than {before} "
         "(not restored, restored from another moment, or drawn from since)",

@@ -142,21 +142,53 @@ def test_data_that_was_rewound_or_drawn_anew_is_told_apart(trainer: Any) -> None
     ("given", "says"),
     [
         ([8, 9, 64, 65], "samples 8-9, 64-65 in step 16 are not those of the twin on rank 1 alone, after the resume "
-         "from step 15: the twin consumed them in other steps"),
+         "from step 15: other samples were drawn, which the twin consumed in other steps"),
         ([8, 64, 9000, 9001], "the twin never consumed 2 of them"),
     ],
 )  # fmt: skip
 def test_only_samples_that_are_wrong_are_counted(trainer: Any, given: list[int], says: str) -> None:
     """A rank that draws from another rank's buffer gets samples of several steps. The other rank's are right."""
-    run = trainer(kills=KILL).record()
-    drawn = {"samples": [f"d{index}" for index in given], "indices": given}
-    events = [
-        replace(one, data={**one.data, **drawn})
-        if one.kind is Kind.STEP and (one.attempt, one.rank, one.step) == (1, 1, 1) else one
-        for one in run.events
-    ]  # fmt: skip
-    finding = SampleAccounting().judge(replace(run, events=tuple(events)), [trainer().record()])
+    finding = SampleAccounting().judge(_drawn(trainer, {(1, 1): given}), [trainer().record()])
     assert says in finding.reason
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_another_order_is_told_from_another_selection(trainer: Any, indexed: bool) -> None:
+    """It is another order only if the next steps have, in all, the samples that the twin has there. Then none of them
+    is said to have been skipped, or consumed twice, or to be of a later step."""
+    twin = trainer().record()
+    due = {(rank, step): list(twin.history.by_step()[15 + step][rank].indices) for rank in (0, 1) for step in (1, 2, 3)}
+    pool = sorted((sample for of in due.values() for sample in of), key=lambda sample: (sample * 7) % 24)
+    orders = (
+        ("steps 16 to 18", {place: pool[at * 4 : at * 4 + 4] for at, place in enumerate(due)}),
+        ("steps 16 to 17", {(1, 1): due[1, 1][:3] + due[1, 2][:1], (1, 2): due[1, 1][3:] + due[1, 2][1:]}),
+    )
+    for steps, given in orders:
+        finding = SampleAccounting().judge(_drawn(trainer, given, indexed), [_drawn(trainer, {}, indexed, twin)])
+        assert finding.outcome is Outcome.FAILED
+        assert f"{steps} consumed the samples that they consumed in the twin, in another order, " in finding.reason
+        assert "skipped" not in finding.reason
+        assert "twice" not in finding.reason
+        assert finding.reason.endswith("In the end each sample was consumed as often as in the twin.")
+    one_is_another = {**orders[0][1], (1, 3): [*orders[0][1][1, 3][:3], 9000]}
+    finding = SampleAccounting().judge(_drawn(trainer, one_is_another, indexed), [_drawn(trainer, {}, indexed, twin)])
+    assert "order" not in finding.reason
+    assert "other samples were drawn, which the twin consumed in other steps" in finding.reason
+    assert indexed or " of 8 samples in step 16 are not those of the twin" in finding.reason
+
+
+def _drawn(trainer: Any, given: dict[tuple[int, int], list[int]], indexed: bool = True, of: Any = None) -> Any:
+    """The record `of` a run, or that of one that was killed, in which attempt 1 drew other samples, by rank and step of
+    the attempt."""
+    run = of or trainer(kills=KILL).record()
+
+    def moved(e: Any) -> Any:
+        if e.kind is not Kind.STEP:
+            return e
+        own = given.get((e.rank, e.step), e.data["indices"]) if e.attempt == 1 else e.data["indices"]
+        return replace(e, data={**e.data, "samples": [f"d{at}" for at in own], "indices": own if indexed else []})
+
+    return replace(run, events=tuple(map(moved, run.events)))
 
 
 def test_the_right_indices_with_other_contents_point_to_augmentation(trainer: Any) -> None:

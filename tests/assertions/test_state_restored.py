@@ -11,7 +11,8 @@ import pytest
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
-from torchaos.harness.analysis.checkpointing.restored_state import RNG, begun_with, in_words
+from torchaos.harness.analysis.checkpointing.restored_state import RNG, Begun, Other, begun_with, in_words
+from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Finding, Outcome, What
 from torchaos.harness.protocol.check_sums import MIXED
@@ -586,6 +587,46 @@ def test_the_generator_of_a_rank_that_saves_nothing(trainer: Any, digest: str | 
     attempt = run.history.attempts[1]
     others = begun_with(run, attempt.number, 10, attempt.started_s).of(RNG)
     assert in_words(others, 2) == (f"{words}" if words else "")
+
+
+@pytest.mark.parametrize(
+    ("digests", "words"),
+    [
+        ((1, 0), "ranks began with the RNG state of another rank, and the model draws from it: rank 0 began with the "
+         "state of the RNG torch of rank 1, and rank 1 with that of rank 0"),
+        ((1, None), "the RNG state was not restored, and the model draws from it: the states of the RNG torch on rank "
+         "0 are those of rank 1; the states of the RNG torch on rank 1 are those of a fresh start"),
+    ],
+)  # fmt: skip
+def test_it_is_said_which_rank_has_whose_generator(trainer: Any, digests: Any, words: str) -> None:
+    """Ranks that load each other's states restored them all, each on the wrong rank. The states are no part of the
+    question, and what passed does not say that they are."""
+
+    def begins(begun: Any, rank: int) -> None:
+        of = digests[rank]
+        begun["rng"]["torch"] = f"{rank}{0:015x}" if of is None else f"{of}{10:015x}"
+
+    run = _named(trainer, begins, savers=2).record()
+    found = StateRestored().judge(run, ())
+    assert found.outcome is Outcome.PASSED
+    assert found.reason.endswith(f"in attempt 1. It does not judge RNG states: {words}")
+
+
+def test_generators_that_went_round() -> None:
+    """Several generators of several ranks are told rank by rank; one that is equal on all ranks went nowhere."""
+    found = Begun(drawn=frozenset({"torch"}))
+    names = ("torch", "numpy")
+    others = [Other(RNG, name, (r,), said("of a rank", rank=(r + 1) % 8)) for name in names for r in range(8)]
+    assert found.generators_in_words(others, 8) == (
+        "ranks began with the RNG state of another rank, and the model draws from it: rank 0 began with the states of "
+        "the RNG torch and numpy of rank 1, rank 1 with those of rank 2, rank 2 with those of rank 3, and 5 more "
+        "with those of others"
+    )
+    both_of_0 = [Other(RNG, "torch", (1, 2), said("of a rank", rank=0), equal=(0,))]
+    assert found.generators_in_words(both_of_0, 3) == (
+        "the RNG state was not restored, and the model draws from it: the states of the RNG torch on rank 1, 2 are "
+        "those of rank 0, and rank 0's were restored"
+    )
 
 
 def test_parts_that_are_shared_out_in_another_way(trainer: Any) -> None:

@@ -22,7 +22,7 @@ MOMENTS, RNG, INPUTS, TRAINED = "moments", "rng", "inputs", "trained"
 OF_MODEL = ("parameters", "frozen", "buffers")
 _WEIGHTS = ("parameters", "frozen")
 _SHARED = ("parameters", "frozen", MOMENTS)  # quantities that may be equal on all ranks
-_DIGITS, _FEW = 16, 3
+_DIGITS, _FEW, _MOST = 16, 3, 4
 _MISSING = ("", "")
 Entry = Sequence[str]  # type and shape, check sum
 Of = Mapping[int, State]  # by rank
@@ -60,13 +60,34 @@ def in_words(others: Sequence[Other], world: int) -> str:
     for other in others:
         holds = _EXCHANGED if _EXCHANGED in other.holds else other.holds
         groups[other.quantity, holds, other.ranks, other.equal, other.trained].append(other)
-    return "; ".join(_clause(of, world) for of in groups.values())
+    alone = sum(of[0].quantity == RNG for of in groups.values()) == 1
+    return "; ".join(_clause(of, world, alone) for of in groups.values())
 
 
-def _clause(others: Sequence[Other], world: int) -> str:
-    """A clause about parts that differ only in their names, or that all hold the values of another name."""
+def _exchanged_in_words(others: Sequence[Other]) -> str:
+    """Which rank began with the generators of which other rank, if ranks exchanged the states of all of these
+    generators among themselves. Else empty."""
+    names = list(dict.fromkeys(other.name for other in others))
+    ranks = sorted({rank for other in others for rank in other.ranks})
+    donors = {said("of a rank", rank=rank): rank for rank in ranks}
+    had = {(rank, other.name): donors.get(other.holds) for other in others for rank in other.ranks}
+    of = [{had.get((rank, name)) for name in names} for rank in ranks]
+    if any(len(one) != 1 for one in of) or {one for each in of for one in each} != set(ranks):
+        return ""
+    states, those = ("states", "those") if len(names) > 1 else ("state", "that")
+    first, *more = [f"of rank {donor}" for (donor,) in of]
+    clauses = [f"rank {ranks[0]} began with the {states} of the RNG {' and '.join(names)} {first}"]
+    clauses += [f"rank {rank} with {those} {donor}" for rank, donor in zip(ranks[1:], more, strict=True)]
+    if len(clauses) > _MOST:
+        clauses[_MOST - 1 :] = [f"{len(clauses) - _MOST + 1} more with those of others"]
+    return f"{', '.join(clauses[:-1])}, and {clauses[-1]}"
+
+
+def _clause(others: Sequence[Other], world: int, alone: bool) -> str:
+    """A clause about parts that differ only in their names, or that all hold the values of another name. `alone`: it is
+    the only clause about generators."""
     first, more = others[0], len({other.of for other in others}) - 1
-    unseen = first.quantity == RNG and not first.equal  # then nothing is said of the other ranks
+    unseen = first.quantity == RNG and not first.equal and alone  # then nothing is said of the other ranks
     where = "" if unseen or len(first.ranks) == world else f" on rank {', '.join(map(str, first.ranks))}"
     likewise, apart = (f" and {more} more" if more else ""), ""
     if more and _EXCHANGED in first.holds:
@@ -127,6 +148,8 @@ class Begun:
         draws = said("draws") if self.drawn else ""
         known = [other for other in others if other.holds != said("others")]
         clauses = [said("rng", draws=draws, found=in_words(known, world))] if known else []
+        if exchanged := _exchanged_in_words(known):
+            clauses = [said("rng exchanged", draws=draws, found=exchanged)]
         groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for other in others:
             if other not in known:

@@ -241,6 +241,8 @@ def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resum
     """The explanation for a step whose samples equal those of no single step of `other`."""
     got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
     extra, missing = got - due, due - got
+    if (last := _until_made_good(ours, theirs, step, read)) is not None:
+        return f"steps {step} to {last} consumed the samples that they consumed in {other}, in another order, {resumed}"
     odd = [
         rank for rank in ours[step].keys() & theirs[step].keys() if read(ours[step][rank]) != read(theirs[step][rank])
     ]
@@ -252,10 +254,29 @@ def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resum
         return f"{named(extra)} were consumed twice{where}, in steps {home} and {step}, {resumed}"
     known = total_of(theirs.values(), read)
     new = sum(times for sample, times in extra.items() if not known[sample])
-    mixed = f"{other} consumed them in other steps"
+    mixed = f"other samples were drawn, which {other} consumed in other steps"
     if new:
         mixed = f"{other} never consumed {'them' if new == extra.total() else f'{new} of them'}"
-    return f"{named(extra)} in step {step} are not those of {other}{where}, {resumed}: {mixed}"
+    which = named(extra)
+    if extra != got and not any(isinstance(sample, int) for sample in extra):
+        which = f"{extra.total()} of {counted(got.total(), 'sample')}"
+    return f"{which} in step {step} are not those of {other}{where}, {resumed}: {mixed}"
+
+
+def _until_made_good(ours: Steps, theirs: Steps, step: int, read: Read) -> int | None:
+    """The first later step until which the steps since `step` have, in all, the samples that they have in `theirs`."""
+    ahead = Samples()  # how much more often than in `theirs` a sample was consumed until now
+    while step in ours and step in theirs:
+        got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
+        ahead.update(got)
+        ahead.subtract(due)
+        for sample in got | due:
+            if not ahead[sample]:
+                del ahead[sample]
+        if not ahead:
+            return step
+        step += 1
+    return None
 
 
 def _nearest(step: int, others: Collection[int]) -> int | None:

@@ -392,7 +392,8 @@ def restored_state(run: Record) -> Finding:
     odd = next((one for one in found if one.generators), None)
     if odd is None:
         return well
-    return replace(well, reason=f"{well.reason}; {odd.generators}", cause="but the RNG state differs")
+    told = f"{well.reason}. It does not judge RNG states: {odd.generators}"
+    return replace(well, reason=told, cause="but the RNG state differs")
 
 
 judge_replicas = each

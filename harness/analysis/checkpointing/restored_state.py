@@ -72,7 +72,7 @@ def _exchanged_in_words(others: Sequence[Other]) -> str:
     donors = {said("of a rank", rank=rank): rank for rank in ranks}
     had = {(rank, other.name): donors.get(other.holds) for other in others for rank in other.ranks}
     of = [{had.get((rank, name)) for name in names} for rank in ranks]
-    if any(len(one) != 1 for one in of) or {one for each in of for one in each} != set(ranks):
+    if not ranks or any(len(one) != 1 for one in of) or {one for each in of for one in each} != set(ranks):
         return ""
     states, those = ("states", "those") if len(names) > 1 else ("state", "that")
     first, *more = [f"of rank {donor}" for (donor,) in of]

@@ -134,6 +134,13 @@ def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | 
     due = final_step(twins[0]) if twins else None
     if own_exit_code(record) != 0 or (due is not None and reached < due):
         return None
+    for landing in landings(record):
+        if landing.fault == fault and (unseen := unseen_after(record, landing)):
+            who = f"rank {', '.join(map(str, unseen))}"
+            return (
+                f"no step of {who} was seen after it, though other ranks made steps until step {reached} and the job "
+                "ended with exit code 0"
+            )
     checkpoints = checkpoints_of(record)
     if not _unsaved(record, fault, twins) or (checkpoints and _entries(twins[0], reached) <= _entries(record, reached)):
         return f"it came after the last step ({reached}), so there was nothing left to recover"
@@ -143,6 +150,18 @@ def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | 
             "whole; the assertion checkpoint_integrity would show it"
         )
     return None
+
+
+def unseen_after(record: Record, landing: Landing) -> tuple[int, ...]:
+    """The ranks that the fault hit and that made no step that was seen after it, although other ranks of the attempt
+    then got past the highest step before it, and the job ended successfully."""
+    history = record.history
+    steps = history.executions.of_attempt(landing.attempt)
+    later = steps.at(steps.mono_s > landing.at_s)
+    beyond = later.at(later.global_step > (history.highest_step(before_s=landing.at_s) or 0) + 1)
+    ended_well = own_exit_code(record) == 0 and history.attempts[-1].number == landing.attempt
+    lost = landing.ranks - set(later.rank.tolist())
+    return tuple(sorted(lost)) if ended_well and len(beyond) else ()
 
 
 def _entries(record: Record, step: int) -> set[str]:
@@ -193,6 +212,8 @@ def _parts(record: Record, landing: Landing, twins: Sequence[Record]) -> Recover
     made_steps = history.executions.attempts
     came_back = next((attempt for attempt in later if attempt.number in made_steps), later[0] if later else None)
     if came_back is None:
+        if unseen := unseen_after(record, landing):
+            return replace(_recovery(landing, {}, None), unseen=unseen)
         return _recovery(landing, seen, None)
     seen.update(_parts_of(came_back, history, after))
     seen["caught_up"] = end.mono_s if end else None

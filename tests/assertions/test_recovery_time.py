@@ -16,6 +16,7 @@ from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.reporting.terminal.headline import outcome_in_words
 
 KILL = [(18, 1)]
 
@@ -227,6 +228,22 @@ def test_a_killed_agent_recovers_by_resubmission_only(trainer: Any) -> None:
     (one,) = recoveries(replace(run, events=tuple(events)))
     assert one.parts["caught_up"] is not None
     assert one.parts["caught_up"] > 1.0
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_rank_whose_later_steps_were_not_seen(trainer: Any, seen: bool) -> None:
+    """A training function that is called again in the same process after an exception. If no later step of the rank
+    that was hit was seen, and the others came to the end, it is not known when the job went on; that the process left
+    at the end is not how the fault was felt."""
+    run, twin = trainer(raises=(18, 1, 8.0), blind=not seen).record(), trainer().record()
+    finding = RecoveryTime().judge(run, [twin])
+    assert finding.outcome is (Outcome.PASSED if seen else Outcome.INCONCLUSIVE), finding.reason
+    (one,) = recoveries(run, [twin])
+    assert one.parts["felt"] is None
+    if not seen:
+        assert "no step of rank 1 was seen after it" in finding.reason
+        assert not {one.parts[part] for part in PARTS} - {None}
+        assert outcome_in_words(one) == "later steps of rank 1 were not seen"
 
 
 def test_nothing_landed_or_nothing_seen_is_inconclusive(trainer: Any) -> None:

@@ -263,6 +263,44 @@ def test_a_job_that_was_not_restarted_passes_when_it_went_well(trainer: Any) -> 
     assert StateRestored().judge(unseen, ()).outcome is Outcome.INCONCLUSIVE
 
 
+RAISED = (18, 1, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "outcome", "words"),
+    [
+        ({}, Outcome.PASSED, "over the resume from step 16 in attempt 0"),
+        ({"broken": frozenset({"momentum"})}, Outcome.FAILED, "moments"),
+        ({"broken": frozenset({"weights"})}, Outcome.INCONCLUSIVE, "step-16 was loaded after the fault"),
+        ({"blind": True}, Outcome.INCONCLUSIVE, "not all ranks reported"),
+        ({"named": True}, Outcome.PASSED, "over the resume from step 16 in attempt 0"),
+        ({"named": True, "broken": frozenset({"momentum"})}, Outcome.FAILED, "moments"),
+    ],
+)
+def test_a_resume_in_the_same_process_is_judged(
+    trainer: Any, more: dict[str, Any], outcome: Outcome, words: str
+) -> None:
+    """A supervisor caught the exception and called the training function again, which loaded a checkpoint."""
+    found = StateRestored().judge(trainer(raises=RAISED, state_seen=True, every=4, **more).record(), ())
+    assert (found.outcome, words in found.reason) == (outcome, True), found.reason
+    assert "not restarted" not in found.reason
+
+
+@pytest.mark.parametrize("broken", [frozenset[str](), frozenset({"momentum"})])
+def test_a_load_that_no_fault_explains_is_not_judged_as_a_resume(trainer: Any, broken: frozenset[str]) -> None:
+    """A job may load its best weights into the model and go on with a new optimizer, as it was written to do."""
+    run = trainer(raises=RAISED, state_seen=True, every=4, broken=broken).record()
+    own = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.APPLYING))
+    assert "not restarted" in StateRestored().judge(own, ()).reason
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    early = next(e for e in run.events if e.kind is Kind.STEP and e.step == 10)
+    first = replace(hit, mono_s=early.mono_s + 1e-4)  # and two steps more were made before the load
+    events = sorted((first if e is hit else e for e in run.events), key=lambda e: e.mono_s)
+    found = StateRestored().judge(replace(run, events=tuple(events)), ())
+    assert found.outcome is (Outcome.INCONCLUSIVE if broken else Outcome.PASSED), found.reason
+    assert "not restarted" not in found.reason
+
+
 def test_a_journal_of_an_agent_without_moments_is_inconclusive(trainer: Any) -> None:
     """Journals from before the moments were recorded are still read."""
     record = trainer(kills=((13, 1),), state_seen=True).record()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSu
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
 from torchaos.harness.protocol.check_sums import is_whole, over_all, plain
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Attempt, Execution, History, Segment
 from torchaos.harness.record.history.saves_and_loads import main_first
 from torchaos.harness.record.history.step_evidence import (
@@ -106,21 +107,56 @@ class Carried:
 def carried_into(run: Record, attempt: int) -> Carried | None:
     """The state that was restored by the resume with which the attempt began. None if it resumed from no step of this
     run."""
-    return next((carried for carried in resumes_carried(run) if carried.attempt.number == attempt), None)
+    found = (carried for carried in resumes_carried(run) if not carried.attempt.segments[0].after)
+    return next((carried for carried in found if carried.attempt.number == attempt), None)
+
+
+def _resumed(run: Record) -> list[Attempt]:
+    """The attempts in order, with those parts of an attempt as further ones that began with a load of a checkpoint
+    after a fault. A load that no fault explains may be a part of the program."""
+    history, hits = run.history, list(run.of_kind(Kind.APPLYING))
+    lives = {attempt.number: attempt for attempt in history.attempts}
+    return [
+        replace(lives[part.number], base=part.base, started_s=part.started_s, segments=(part,))
+        for part in history.segments
+        if not part.after or (
+            not part.in_memory
+            and any(hit.attempt == part.number and hit.mono_s < part.started_s for hit in hits)
+        )
+    ]  # fmt: skip
+
+
+def _is_at_once(run: Record, part: Segment) -> bool:
+    """Whether the job loaded a checkpoint as the first thing after a fault, before a further step of the rank that was
+    hit."""
+    for hit in run.of_kind(Kind.APPLYING):
+        steps = run.history.executions.of_attempt(part.number)
+        own = steps.at((steps.rank == hit.rank) & (hit.mono_s < steps.mono_s) & (steps.mono_s < part.started_s))
+        if hit.attempt == part.number and hit.mono_s < part.started_s and not len(own):
+            return True
+    return False
 
 
 def resumes_carried(run: Record) -> Iterator[Carried]:
-    """Yields a `Carried` for each attempt that resumed from a step that this run had done, in order of attempts."""
+    """Yields a `Carried` for each resume from a step that this run had done, in order: with a new attempt, or within an
+    attempt that loaded a checkpoint again after a fault. If steps came between the fault and that load, it is only
+    known to be a resume if it restored everything."""
+    for carried in _resumes_carried(run):
+        part = carried.attempt.segments[0]
+        doubtful = carried.lost or carried.parameters is None or carried.moments is None
+        if not part.after or not doubtful or _is_at_once(run, part):
+            yield carried
+
+
+def _resumes_carried(run: Record) -> Iterator[Carried]:
     history, kept = run.history, ParameterSums(run)
-    for attempt in history.attempts:
+    begun_before: list[Attempt] = []
+    for attempt in _resumed(run):
+        begun_before.append(attempt)
         if not attempt.base:
             continue
         first = _of(history, attempt, attempt.base + 1)
-        before = [
-            earlier
-            for earlier in history.attempts
-            if earlier.number < attempt.number and _of(history, earlier, attempt.base)
-        ]
+        before = [earlier for earlier in begun_before[:-1] if _of(history, earlier, attempt.base)]
         if not first or not before:
             continue
         saver = before[-1]
@@ -167,12 +203,12 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:
-    """The last step of earlier attempts after which each rank had the values of `name` with which it began this
+    """The last step before this resume after which each rank had the values of `name` with which it began this
     attempt."""
     if None in restored.values():
         return None
-    steps = history.executions
-    earlier = steps.at((steps.attempt < attempt.number) & np.isin(steps.rank, list(restored))).placed
+    steps = history.before_segment(attempt.number, attempt.segments[0].after)
+    earlier = steps.at(np.isin(steps.rank, list(restored))).placed
     after: dict[int, dict[int, str | None]] = {}
     for one in earlier.with_state:
         after.setdefault(one.global_step or 0, {})[one.rank] = getattr(one, name)
@@ -257,8 +293,8 @@ def _of_all(continued: Mapping[int, str | None], after: Mapping[int, str | None]
 
 
 def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:
-    steps = history.executions
-    return list(steps.at((steps.attempt == attempt.number) & (steps.global_step == step)))
+    steps = history.of_segment(attempt.number, attempt.segments[0].after)
+    return list(steps.at(steps.global_step == step))
 
 
 def _by_all(history: History, attempt: Attempt, done: Sequence[Execution]) -> bool:

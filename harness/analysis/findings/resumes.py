@@ -364,6 +364,11 @@ def restored_state(run: Record) -> Finding:
         return inconclusive(why_unplaced(run, history.unplaced))
     found = list(resumes_carried(run))
     if not found:
+        if loaded := _loaded_again(run):
+            return inconclusive(
+                f"{loaded} was loaded after the fault, in the same attempt, and nothing shows "
+                "whether that was to restore the state of an earlier step"
+            )
         if len(history.attempts) == 1:
             return not_restarted(run, "so nothing had to be restored")
         if _nothing_was_saved(run):
@@ -397,6 +402,14 @@ def restored_state(run: Record) -> Finding:
 
 
 judge_replicas = each
+
+
+def _loaded_again(run: Record) -> str:
+    """The name of the checkpoint with which the only attempt went back to an earlier step after a fault. Else empty."""
+    history = run.history
+    hits = [hit.mono_s for hit in run.of_kind(Kind.APPLYING)]
+    back = history.put_back(history.attempts[0].number, min(hits)) if hits and len(history.attempts) == 1 else []
+    return next((name_of(part.loaded) for part in back if part.loaded), "")
 
 
 def _nothing_was_saved(run: Record) -> bool:

@@ -86,6 +86,8 @@ def outcome_in_words(recovery: Recovery) -> str:
     """How a recovery ended, such as `caught up after 6.84 s, 5 steps done again`."""
     at, lost = recovery.parts.get("caught_up"), recovery.lost_steps
     lasted = "" if recovery.lasted_s is None else f" (the fault itself lasted {seconds_in_words(recovery.lasted_s)})"
+    if recovery.unseen:
+        return f"later steps of rank {', '.join(map(str, recovery.unseen))} were not seen"
     if at is None:
         return f"never caught up{lasted}"
     how = "went on without a restart" if went_on(recovery.parts) else "caught up"
@@ -224,6 +226,8 @@ def _when(run: Record, landing: Landing) -> str:
 
 def _came_back(run: Record, landing: Landing, recovery: Recovery) -> str:
     at, again = recovery.parts.get("caught_up"), _again(recovery)
+    if recovery.unseen:
+        return f" The job came to its end, and {outcome_in_words(recovery)}."
     if went_on(recovery.parts):
         return f" The job went on without a restart after {seconds_in_words(at)}{again}."
     after = [attempt for attempt in run.history.attempts if attempt.number > landing.attempt]

@@ -110,9 +110,8 @@ class Recovery:
     advice: tuple[str, ...] = ()  # which waits were long, and which settings shorten them; no verdict depends on it
     lasted_s: float | None = None  # how long the fault itself was on; None if it does not last, or stayed on
     at_s: float | None = None  # when the fault was applied, CLOCK_MONOTONIC; None: older results lack it
-    unseen: tuple[
-        int, ...
-    ] = ()  # the ranks that it hit of which no later step was seen, though the job came to its end
+    # The ranks that the fault hit and of which no later step was seen, although the job came to its end.
+    unseen: tuple[int, ...] = ()
 
 
 def each_restart(recoveries: Iterable[Recovery]) -> list[Recovery]:

@@ -127,6 +127,15 @@ def test_shapes_that_were_placed_wrongly_are_right_or_not_known(world: Any) -> N
     assert worlds.outcome(world) != "wrong"
 
 
+@pytest.mark.parametrize("world", [
+    World(ranks=2, ranks_later=1, every=1, kills=(6, 8), lag=3, schedule="linear", twin=False, uneven="epochs"),
+    worlds.drawn(random.Random(404555)),  # with shards, of which both ranks have equal sums
+], ids=["whole", "shards"])  # fmt: skip
+def test_a_state_is_not_put_back_because_another_rank_counts_fewer_steps(world: Any) -> None:
+    """Two ranks report one state, and one of them has made a step less. No rank goes back to a state of its own."""
+    assert worlds.outcome(world) == "right"
+
+
 @pytest.mark.parametrize("number", [301694, 302419, 302499])
 def test_shapes_that_were_not_known(number: int) -> None:
     """Nothing had been saved, and saves are seen; a counter begins anew where it began anew in the first attempt."""

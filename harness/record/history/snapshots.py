@@ -96,11 +96,14 @@ class Snapshots:
         here: dict[Hashable, set[int]] = defaultdict(set)
         found = []
         for (local_step, _times), of_ranks in sorted(_together(self._states.get(number, ())).items()):
-            key = _key(map(_parameters, of_ranks.values()))
+            whole, *own_keys = self._keys(number, of_ranks)
+            # Ranks that make other numbers of steps count a state otherwise, so each is compared with itself.
+            earlier = {step for key in own_keys for step in here[key]}
             begun = local_step and any(state.begun for state in of_ranks.values())
-            if begun and local_step not in here[key] and (here[key] or key in self._steps):
+            if begun and local_step not in earlier and (earlier or whole in self._steps):
                 found.append(local_step)
-            here[key].add(local_step)
+            for key in own_keys:
+                here[key].add(local_step)
         with_state = {(each.rank, each.local_step): each for each in own.with_state}
         for (rank, local_step), each in with_state.items():
             before = with_state.get((rank, local_step - 1))
@@ -118,11 +121,8 @@ class Snapshots:
         for (local_step, _times), of_ranks in _together(seen).items():
             part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
             step = part.global_step(local_step) if part.after <= local_step else None
-            if step is not None:
-                sums = {rank: _parameters(state) for rank, state in of_ranks.items()}
-                self._steps[_key(sums.values())].add(step)
-                for rank, of_rank in sums.items():
-                    self._steps[rank, _key([of_rank])].add(step)
+            for key in self._keys(number, of_ranks) if step is not None else ():
+                self._steps[key].add(step)
         with_state = list(own.with_state)
         for name, before in (("parameters", 0), ("restored", 1)):
             for step, texts in _by_step(with_state, name).items():
@@ -132,19 +132,24 @@ class Snapshots:
         """The known steps whose state is the one with which the attempt went on after `after` local steps. If only some
         ranks had reported their states before: the steps that fit for all of them."""
         begun = {
-            state.event.rank or 0: _parameters(state) for state in self._states.get(number, ())
+            state.event.rank or 0: state for state in self._states.get(number, ())
             if state.begun and state.event.step == after
         }  # fmt: skip
-        found = set(self._steps.get(_key(begun.values()), ()))
-        if not found:
-            of_ranks = [self._steps.get((rank, _key([sums])), set()) for rank, sums in begun.items()]
-            known = [steps for steps in of_ranks if steps]
-            found = set.intersection(*known) if known else set()
+        found, *of_ranks = (self._steps.get(key, set()) for key in self._keys(number, begun))
+        if not found and any(of_ranks):
+            found = set.intersection(*filter(None, of_ranks))
         if not found:
             first = own.at(own.local_step == after + 1)
             texts = [execution.restored for execution in first.with_state if execution.restored is not None]
             found = self._steps.get(_over_ranks(texts), set()) if texts and len(texts) == len(first) else set()
         return tuple(sorted(found))
+
+    def _keys(self, number: int, of_ranks: Mapping[int, State]) -> list[Hashable]:
+        """The keys of a state: of all its ranks together, and of each rank alone. Parts of which some are missing add
+        up to no state."""
+        sums = {rank: _parameters(state) for rank, state in of_ranks.items()}
+        all_there = {state.event.rank or 0 for state in self._states.get(number, ())} <= sums.keys()
+        return [_key(sums.values(), all_there), *((rank, _key([own])) for rank, own in sums.items())]
 
 
 def segment_at(segments: Sequence[Segment], local_step: int, mono_s: float) -> Segment:
@@ -179,12 +184,12 @@ def _by_step(own: Iterable[Execution], name: str) -> Mapping[int, list[str]]:
     return {step: [*filter(None, texts)] for step, texts in found.items() if None not in texts}
 
 
-def _key(of_ranks: Iterable[Sums]) -> Hashable:
+def _key(of_ranks: Iterable[Sums], add_up: bool = True) -> Hashable:
     by_name: dict[str, list[str]] = defaultdict(list)
     for sums in of_ranks:
         for name, text in sums.items():
             by_name[name].append(text)
-    return frozenset((name, _over_ranks(texts)) for name, texts in by_name.items())
+    return frozenset((name, _over_ranks(texts) if add_up else frozenset(texts)) for name, texts in by_name.items())
 
 
 def _over_ranks(texts: Collection[str]) -> Hashable:

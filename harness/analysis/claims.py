@@ -142,7 +142,8 @@ CLAIMS: Mapping[str, Claim] = {
         "the losses of each backward of the step",
     ),
     "update": Claim(
-        "something that was not recorded acts in the update, since the gradients' norms agree",
+        "something that was not recorded acts on the gradients after the backward, or in the update, since the norms "
+        "after the backward agree and the parameters after the step do not",
         "the losses and the gradients' norms of the step, and the parameters after it",
     ),
     "gradients": Claim(
@@ -276,7 +277,7 @@ CLAIMS: Mapping[str, Claim] = {
         "the parameters with which all ranks began the step",
     ),
     "apart in the update": Claim(
-        "Their gradients' norms are equal: what differs in the update was not recorded.",
+        "Their gradients' norms after the backward are equal: what differs after it was not recorded.",
         "the gradients' norms on all ranks",
     ),
     "apart unseen": Claim(

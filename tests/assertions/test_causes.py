@@ -136,7 +136,7 @@ def test_an_attempt_that_is_not_placed_has_no_cause(trainer: Any) -> None:
         ((1.0, 2.0), (None, None), "The norms of their gradients differ too, although DDP makes them equal"),
         ((1.0, 1.0), ("a" * 32, "b" * 32), "They began step 16 with different parameters: not all ranks loaded the"),
         ((None, None), (None, None), "Their gradients were not seen, and so the cause is not known."),
-        ((1.0, 1.0), (None, None), "Their gradients' norms are equal: what differs in the update was not recorded."),
+        ((1.0, 1.0), (None, None), "Their gradients' norms after the backward are equal: what differs after it"),
     ],
 )  # fmt: skip
 def test_why_replicas_are_apart(trainer: Any, norms: Any, begun: Any, words: str) -> None:
@@ -161,7 +161,20 @@ def test_a_step_whose_gradients_differ_before_the_loss(trainer: Any) -> None:
     twin = _edited(twin, Kind.STEP, lambda event: {"norm": 1.0})
     reason = LossContinuity().judge(run, [twin]).reason
     assert "acts on the gradients, since in step 16 their norms differ and no loss does" in reason
-    assert "acts in the update" not in reason
+    assert "or in the update" not in reason
+
+
+def test_gradients_that_the_job_changes_after_the_backward(trainer: Any) -> None:
+    """Their norms are recorded at the end of the backward: what comes after it, also on the gradients, is not known."""
+    away = [1.0, *([0.5] * 16)]
+
+    def edit(event: Event) -> dict[str, Any]:
+        return {"norm": 1.0, "sketch": away if event.attempt else [1.0, *([0.0] * 16)]}
+
+    run = _edited(trainer(kills=KILL, broken=frozenset({"momentum"}), counters_seen=False).record(), Kind.STEP, edit)
+    twin = _edited(trainer(counters_seen=False).record(), Kind.STEP, edit)
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert "acts on the gradients after the backward, or in the update, since the norms after the backward" in reason
 
 
 def test_what_a_checkpoint_that_differs_means() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
 from torchaos.harness.analysis.comparison.sample_counts import ends_of, other_skips, renumbered
-from torchaos.harness.analysis.tolerance import ROUNDING, Steps, relative
+from torchaos.harness.analysis.tolerance import ROUNDING, WEIGHTS, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
@@ -299,11 +299,16 @@ class _Resumed:
             if first.ours is None or first.theirs is None:
                 return said("not recorded", part="backward or the update", why="no loss differs")
             return said("update") if first.ours == first.theirs else said("gradients", step=first.step)
-        if agreed and (bent := next((step for step in self._since if self._other_norms(step)), None)) is not None:
+        before = [step for step in self._since if step < first.step]
+        bent = next((step for step in self._since if self._other(step, "norm")), None) if agreed else None
+        moved = next((step for step in before if self._other(step, "parameters")), None)
+        if moved is not None and (bent is None or moved < bent) and self._other(moved, "norm") is False:
+            return said("update")
+        if bent is not None:
             return said("gradients", step=bent)
         if agreed:
             why = "the first loss agrees" if agreed == 1 else f"the first {agreed} losses agree"
-            return said("not recorded", part="update, or shows late", why=why)
+            return said("not recorded", part="backward or the update, or shows late", why=why)
         if self._weights is None and _like_the_start(self._ours, first):
             return said("start")
         mine, twins = self._ours[first.step], self._theirs[first.step]
@@ -311,13 +316,18 @@ class _Resumed:
         only = f" of rank {_list(differ)} alone" if 0 < len(differ) < len(mine) else ""
         return said("not recorded", part="forward", why=f"the first loss{only} differs")
 
-    def _other_norms(self, step: int) -> bool:
-        """Whether the gradients of a step had other norms than in the twin, and its losses were the same."""
+    def _other(self, step: int, what: Literal["norm", "parameters"]) -> bool | None:
+        """Whether the gradients' norms of a step, or the parameters after it, differ from the twin's although its
+        losses agree. None if they were not recorded, or if the losses differ."""
         mine, twins = self._ours[step], self._theirs[step]
         pairs = [(mine[rank], twins[rank]) for rank in mine if rank in twins]
+        if not all(one.loss_seen and one.losses == other.losses for one, other in pairs):
+            return None
+        if what == "parameters":
+            seen = all(one.sketch and other.sketch for one, other in pairs)
+            return WEIGHTS.distance(mine, twins, 0.0) > ROUNDING if pairs and seen else None
         norms = [(one.norm, other.norm) for one, other in pairs if one.norm is not None and other.norm is not None]
-        same = all(one.loss_seen and one.losses == other.losses for one, other in pairs)
-        return same and any(relative(one, other) > ROUNDING for one, other in norms)
+        return any(relative(one, other) > ROUNDING for one, other in norms) if norms else None
 
 
 def _part_of(history: History, execution: Execution) -> Segment | None:

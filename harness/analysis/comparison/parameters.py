@@ -273,9 +273,8 @@ class AgainstTwins:
         mine, twins = self._ours[first][rank].norm, self._theirs[first][rank].norm
         if mine is None or twins is None:
             return ""
-        if mine == twins:
-            return " (the gradient's norm is the same)"
-        return f" (the gradient's norm is {mine:.6g} instead of {twins:.6g}, {relative(mine, twins):.2g} off)"
+        of = f"{mine:.6g} instead of {twins:.6g}, {relative(mine, twins):.2g} off"
+        return f" (the gradient's norm after the backward is {'the same' if mine == twins else of})"
 
     def _why_other(self, first: int, rank: int) -> Cause:
         found = next(differences(self._ours, self._theirs, 0.0), None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchaos.harness.agent.rank_site import RankSite
+from torchaos.harness.agent.injection.rank_site import RankSite
 from torchaos.harness.base_classes import API, Assertion, Condition, Fault
 from torchaos.harness.interfaces import (
     ChaosError,

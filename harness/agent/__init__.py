@@ -19,10 +19,10 @@ def start() -> None:
 
         startup.start_in_rank()
     elif "TORCHAOS_NODE" in os.environ:
-        from . import startup
+        from . import torchrun
 
-        startup.record_rounds()
+        torchrun.record_rounds()
     elif "TORCHAOS_REPLICA" not in os.environ:
-        from . import startup
+        from . import torchrun
 
-        startup.count_attempts()
+        torchrun.count_attempts()

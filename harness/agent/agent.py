@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
-from .fault_triggers import FaultTriggers
-from .rank_site import Lasting
-from .tally import Epochs, Phases, Tally
+from .injection.fault_triggers import FaultTriggers
+from .injection.rank_site import Lasting
+from .training.tally import Epochs, Phases, Tally
 
 if TYPE_CHECKING:
-    from .collective_calls import Call
+    from .collectives.collective_calls import Call
     from .startup import Identity
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable
 
-from . import startup
 from .agent import Agent
 from .startup import PostImport, Then
 
@@ -28,15 +29,26 @@ def install(agent: Agent) -> None:
 
 
 def _record_reads(agent: Agent) -> None:
-    from .file_access import Reads
+    from .file_reads import Reads
 
     Reads(agent).install()
 
 
 def _note_imports(agent: Agent) -> None:
-    from . import startup
+    """In rank 0, writes the name of each module that is imported to the file agent/imported, one per line. An
+    exploration imports them once, in the process from which it forks ranks."""
+    agent.saw("imported")
+    if agent.who.rank:
+        return
+    folder = os.path.join(os.path.dirname(agent.plan.events), "agent")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    fd = os.open(os.path.join(folder, "imported"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    startup.install(agent)
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event == "import" and agent.on:
+            os.write(fd, f"{args[0]}\n".encode())
+
+    sys.addaudithook(note)
 
 
 class _Installer:
@@ -46,15 +58,15 @@ class _Installer:
         self._at_end: list[Callable[[], Any]] = []
 
     def torch_is_there(self, torch: ModuleType) -> None:
-        from .batch_loader import LoaderHook
-        from .batch_ring import Ring, Trained
-        from .checkpoint_hooks import CheckpointHook, Transfers
-        from .collectives import GroupHook
-        from .digesting import Digesting
-        from .learning_rates import Rates
-        from .loss import Losses
-        from .saved_check_sums import StateSums
-        from .steps import StepHooks
+        from .batches.batch_loader import LoaderHook
+        from .batches.batch_ring import Ring, Trained
+        from .collectives.collective_hooks import GroupHook
+        from .saving.checkpoint_hooks import CheckpointHook, Transfers
+        from .saving.manifest_hooks import Digesting
+        from .state.state_check_sums import StateSums
+        from .training.learning_rates import Rates
+        from .training.loss import Losses
+        from .training.step_hooks import StepHooks
 
         agent, ring = self._agent, Ring()
         agent.started(str(torch.__version__))
@@ -68,7 +80,7 @@ class _Installer:
         self._when("torch.optim.lr_scheduler", "lr", rates.patch)
         self._when("torch.distributed", "process_group", GroupHook(agent).patch)
         if "state" in agent.live:
-            from .training_state import StateHook
+            from .state.training_state import StateHook
 
             steps.watch_state(StateHook(agent))
         if "samples" in agent.live:
@@ -91,10 +103,10 @@ class _Installer:
             self._distributed_checkpoints(transfers)
         if "collectives" in agent.live:
             self._collectives()
-        self._when("torch._dynamo.trace_rules", "steps", startup.leave_alone)
+        self._when("torch._dynamo.trace_rules", "steps", _leave_alone)
 
     def _samples(self, loader: Any, trained: Any) -> None:
-        from .batch_ring import ForwardHook
+        from .batches.batch_ring import ForwardHook
 
         forward = ForwardHook(self._agent, loader.model_is_wrapped, trained.forward, trained.forward_failed)
         self._when("torch.utils.data.dataloader", "samples", loader.patch)
@@ -107,7 +119,7 @@ class _Installer:
     def _distributed_checkpoints(self, transfers: Any) -> None:
         def patch(name: str, method: str) -> None:
             def then(module: ModuleType) -> None:
-                from .dcp_hooks import DistributedCheckpointHook
+                from .saving.dcp_hooks import DistributedCheckpointHook
 
                 getattr(DistributedCheckpointHook(self._agent, transfers), method)(module)
 
@@ -118,7 +130,7 @@ class _Installer:
 
     def _collectives(self) -> None:
         def then(module: ModuleType) -> None:
-            from .collectives import CollectiveHook, FunctionalHook
+            from .collectives.collective_hooks import CollectiveHook, FunctionalHook
 
             if module.is_available():
                 hook = CollectiveHook(self._agent)
@@ -140,3 +152,12 @@ class _Installer:
         for end in self._at_end:
             end()
         self._agent.ended()
+
+
+def _leave_alone(rules: ModuleType) -> None:
+    """Makes torch.compile skip the agent's files. Otherwise it would inline the agent's optimizer hooks into a compiled
+    step. If it skips them, it breaks the graph at the hooks and runs them uncompiled. Torch breaks the graph at every
+    optimizer step anyway, so a job that sets fullgraph=True works as before. `rules`: the module
+    torch._dynamo.trace_rules."""
+    rules.SKIP_DIRS.extend(str(Path(__file__).parents[1] / room) for room in ("agent", "protocol"))
+    rules._recompile_re()

@@ -11,10 +11,10 @@ computed after a restart counts as equal if its relative difference is at most R
 `find_unused_parameters=True`, DDP does not rebuild its buckets, and FSDP has no buckets. Such jobs are bitwise equal,
 and an assertion says so.
 
-**Drift.** The sketches of the parameters (agent/training_state.py) show how a run's parameters move away from those of
-its twin: at once because of a defect, or slowly by rounding. The distance that a step adds is measured in units of the
-twin's own update in that step. Rounding of sums adds about a millionth of an update. A lost optimizer state leads to a
-different update, and adds most of an update.
+**Drift.** The sketches of the parameters (agent/state/training_state.py) show how a run's parameters move away from
+those of its twin: at once because of a defect, or slowly by rounding. The distance that a step adds is measured in
+units of the twin's own update in that step. Rounding of sums adds about a millionth of an update. A lost optimizer
+state leads to a different update, and adds most of an update.
 
 **Noise.** If the twins are bitwise equal, the run must be bitwise equal to them. If they differ among themselves, no
 run can equal them bit by bit, and the tolerance is learned from the twins:
@@ -68,7 +68,7 @@ def _largest(ours: Values, theirs: Values, typical: float) -> float:
 
 def _of_sketches(ours: Values, theirs: Values, typical: float) -> float:
     """The norm of the difference of two sets of parameters, relative to the larger norm, estimated from their sketches
-    (agent/training_state.py). Each sum of a sketch differs by the norm of the difference times a random number of
+    (agent/state/training_state.py). Each sum of a sketch differs by the norm of the difference times a random number of
     variance 1."""
     mine, twins = ([math.nan if x is None else x for x in values] for values in (ours, theirs))
     if len(mine) != len(twins) or len(mine) < 2:

@@ -171,7 +171,7 @@ def summary(files: Files, tensor: TensorEntry, buffer: Buffer | None = None) -> 
 
 
 def kind_of(tensor: TensorEntry) -> str:
-    """The tensor's type and shape as text, in the same form as agent/saved_check_sums.py writes for a parameter."""
+    """The tensor's type and shape as text, in the form that agent/state/tensor_names.py gives to a parameter's."""
     return f"{tensor.dtype} {'x'.join(map(str, tensor.shape))}"
 
 

@@ -74,7 +74,7 @@ class AgentPlan:
     hooks: tuple[str, ...]
     triggers: tuple[RankTrigger, ...] = ()
     checkpoints: str | None = None
-    # How many bytes this rank may write about samples, see agent/sample_budget.py. None: no bound.
+    # How many bytes this rank may write about samples, see agent/training/step_events.py. None: no bound.
     sample_bytes: int | None = None
 
     def write(self, path: Path) -> None:

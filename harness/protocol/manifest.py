@@ -13,7 +13,7 @@ file in the run directory, one for each save and rank.
 
 A file without spans was saved, but its process ended before the digests were written.
 
-agent/manifest_writer.py decides when manifests are made."""
+agent/saving/manifest_writer.py decides when manifests are made."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphan
 ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # the number of attempts of earlier submissions and torchruns
 ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several nodes
 ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, if the job is several torchruns side by side
-ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/startup.py
+ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/torchrun.py
 ENV_STORE = "TORCHAOS_STORE"  # the folder whose files are the objects of the job's S3 store
 ENV_ARMED = "TORCHAOS_ARMED"  # pid of the process with the agent; children inherit it, so that they start none
 
@@ -110,7 +110,7 @@ _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
 _GPU = {"node": "Whole", "ranks": "list[Whole]"}
 # frozen: parameters that are not trained; moments: the state of optimizers, as in `0.weight/exp_avg`; unsaved: buffers
-# that are in no state_dict; rng: a digest of each random number generator (saved_check_sums.py); same: keys that are
+# that are in no state_dict; rng: a digest of each random number generator (state_check_sums.py); same: keys that are
 # left out because this rank's last event of the kinds KEPT and BEGUN in the same attempt has the same values
 _STATE = {
     "frozen?": "dict[str, KindAndSum]", "buffers?": "dict[str, KindAndSum]", "moments?": "dict[str, KindAndSum]",

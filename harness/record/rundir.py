@@ -1,15 +1,20 @@
 """The run directory: everything of one run in one folder, readable by its owner only. `judge` needs nothing else.
 
-scenario.yaml       the scenario file, unchanged; with the other job in it, if it was run with another job plan.json the
-plan (plan.Plan) agent/plan.json     the plan for the ranks (plan.AgentPlan); agent/pages/*.page: one control page per
-fault agent/manifests/    digests of each save, chunk by chunk (protocol/manifest.py), if checkpoints are watched
-agent/reads/        the job's own files that each rank of a twin read (agent/file_access.py) agent/imported      the
-modules that rank 0 of an exploration imported (agent/startup.py) agent/stamps/       begin and end of each rank's last
-collectives, if an assertion needs them events/*.jsonl      the journal: one writer per file; merged only on reading;
-`torchaos events` prints it logs/job-N.log      stdout and stderr of submission N, as they came undo/ undo.jsonl, and
-the saved copies for File handles job/                the folder `{run}` of the scenario: the job's own files
-artifacts/*.json    data from the collect stage: inventory.json, environment.json twins/N             a link to (or copy
-of) the record of the Nth twin result.json, junit.xml, report.html
+    scenario.yaml       the scenario file, unchanged; with the other job in it, if it was run with another job
+    plan.json           the plan (plan.Plan)
+    agent/plan.json     the plan for the ranks (plan.AgentPlan)
+    agent/pages/*.page  one control page for each fault
+    agent/manifests/    digests of each save, chunk by chunk (protocol/manifest.py), if checkpoints are watched
+    agent/reads/        the job's own files that each rank of a twin read (agent/file_reads.py)
+    agent/imported      the modules that rank 0 of an exploration imported (agent/hooks.py)
+    agent/stamps/       begin and end of each rank's last collectives, if an assertion needs them
+    events/*.jsonl      the journal: one writer for each file, merged only on reading; `torchaos events` prints it
+    logs/job-N.log      stdout and stderr of submission N, as they came
+    undo/               undo.jsonl, and the saved copies for File handles
+    job/                the folder `{run}` of the scenario: the job's own files
+    artifacts/*.json    data from the collect stage: inventory.json, environment.json
+    twins/N             a link to (or copy of) the record of the Nth twin
+    result.json, junit.xml, report.html
 
 Also reads the results of finished runs from run directories and from files of `--json`. These may have been moved, cut
 off or damaged."""

@@ -121,7 +121,8 @@ class OurAgent:
     def begin(self, training: Training) -> None:
         self._agent.on = True
         if self._watches_collectives:
-            self._collectives = importlib.import_module("_torchaos.agent.collectives").CollectiveHook(self._agent)
+            hooks = importlib.import_module("_torchaos.agent.collectives.collective_hooks")
+            self._collectives = hooks.CollectiveHook(self._agent)
             self._collectives.install()
 
     def end(self) -> None:

@@ -33,8 +33,9 @@ class Parts:
 
     def cover(self, package: str, folder: Path) -> None:
         """Import all modules of the agent in the package, and measure the functions that are defined in them."""
-        paths = [path for room in ("agent", "protocol") for path in sorted((folder / room).glob("*.py"))]
-        names = [f"{path.parent.name}.{path.stem}" for path in paths if path.stem != "__init__"]
+        paths = [path for room in ("agent", "protocol") for path in sorted((folder / room).rglob("*.py"))]
+        own = [path.relative_to(folder) for path in paths if path.stem not in ("__init__", "sitecustomize")]
+        names = [".".join(path.with_suffix("").parts) for path in own]
         modules = [importlib.import_module(f"{package}.{name}") for name in names]
         new: dict[Any, Any] = {}
         places = [vars(module) for module in modules]

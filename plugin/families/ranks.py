@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torchaos.harness.agent.collective_calls import Call
-from torchaos.harness.agent.rank_site import Lease
+from torchaos.harness.agent.collectives.collective_calls import Call
+from torchaos.harness.agent.injection.rank_site import Lease
 from torchaos.harness.protocol.agent_plan import Collectives
 from torchaos.harness.protocol.check_sums import as_integers, local
 from torchaos.harness.protocol.nccl_connections import NetKind, NetOrder

@@ -91,7 +91,7 @@ def test_an_error_in_it_is_no_matter_of_the_job(rank: Any) -> None:
     """The agent's record becomes useless, which is said; the job's own files are opened all the same."""
     script = """
     import sys
-    import _torchaos.agent.file_access as reads
+    import _torchaos.agent.file_reads as reads
     reads.writes = None
     print("read", len(open(sys.argv[0]).read()))
     """

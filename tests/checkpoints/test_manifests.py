@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchaos.harness.agent.manifest_writer import Manifest
+from torchaos.harness.agent.saving.manifest_writer import Manifest
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import verify
 from torchaos.harness.checkpoints.verify.manifests import Manifests

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.agent.rank_site import Lease
+from torchaos.harness.agent.injection.rank_site import Lease
 from torchaos.harness.protocol.control_pages import ControlPage
 
 

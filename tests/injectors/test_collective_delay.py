@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchaos.harness.agent.collective_calls import Call
+from torchaos.harness.agent.collectives.collective_calls import Call
 from torchaos.injectors.collective_delay import Delay
 
 CALLS = [

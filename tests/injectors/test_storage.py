@@ -238,7 +238,7 @@ def test_what_the_agent_reads_proves_nothing(folder: Path, fault: Callable[..., 
     script = """
 import sys
 from pathlib import Path
-from torchaos.harness.agent.background import Helper
+from torchaos.harness.agent.saving.digesting_writers import Helper
 found = []
 helper = Helper()
 helper.do(lambda: found.append(Path(sys.argv[1]).read_bytes()))

@@ -23,7 +23,8 @@ from torchaos.harness.protocol import wire
 from torchaos.harness.protocol.collective_stamps import Stamps
 
 TORCH = "/v/site-packages/torch/distributed/distributed_c10d.py"
-HOOK = ("CollectiveHook._hook.<locals>.collective", "/v/site-packages/torchaos/harness/agent/collectives.py")
+AGENT = "/v/site-packages/torchaos/harness/agent"
+HOOK = ("CollectiveHook._hook.<locals>.collective", f"{AGENT}/collectives/collective_hooks.py")
 LIBRARY = "import time\ndef {name}(): time.sleep(600)\n"
 
 

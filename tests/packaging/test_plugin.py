@@ -23,12 +23,12 @@ import importlib, os, sys, types
 harness, *sources = sys.argv[1:]
 sys.modules["_ours"] = types.ModuleType("_ours")
 sys.modules["_ours"].__path__ = [harness]
-import _ours.protocol.wire, _ours.agent.rank_site
+import _ours.protocol.wire, _ours.agent.injection.rank_site
 for source in sources:
     if os.fork():
         assert os.wait()[1] == 0, source
         continue
-    with _ours.agent.rank_site._our_names(source.rpartition("/")[0]):
+    with _ours.agent.injection.rank_site._our_names(source.rpartition("/")[0]):
         found = importlib.import_module("torchaos.injectors." + source.rpartition("/")[2].removesuffix(".py"))
         deep = [name for name in sys.modules if name.startswith("torchaos.harness.")]
     assert {name.split(".")[2] for name in deep} <= {"agent", "base_classes", "interfaces", "protocol"}, deep

@@ -1,5 +1,5 @@
-"""Compares the state with which an attempt began, by name (agent/saved_check_sums.py), with the state with which the
-run had gone on after the same step before, or with that of a twin.
+"""Compares the state with which an attempt began, by name (agent/state/state_check_sums.py), with the state with which
+the run had gone on after the same step before, or with that of a twin.
 
 Quantities that are equal on all ranks are compared on all ranks, even if only one rank saved. A parameter counts as
 equal on all ranks if each rank began the job with the whole parameter, and all with the same values."""

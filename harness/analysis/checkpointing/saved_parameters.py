@@ -1,6 +1,6 @@
 """Checks that a checkpoint holds the parameters that this run had at the checkpoint's step. A twin can't show a wrong
 save, because it makes the same mistake. So the check sums of the parameters at the begin of each save
-(agent/saved_check_sums.py) are compared with the check sums of the tensors in the checkpoints
+(agent/state/state_check_sums.py) are compared with the check sums of the tensors in the checkpoints
 (checkpoints/tensor_values.py).
 
 A tensor should hold a parameter if it has the parameter's name, type and shape. Many such tensors rightly hold another

@@ -38,16 +38,16 @@ class Execution:
     sched_step: float | None = None
     skipped: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
-    parameters: str | None = None  # a check sum after the step, see agent/training_state.py
+    parameters: str | None = None  # a check sum after the step (agent/state/training_state.py)
     norm: float | None = None  # of the gradient, before any clipping
     sketch: tuple[
         float | None, ...
-    ] = ()  # of the parameters after the step: their norm, then sums, see agent/training_state.py
+    ] = ()  # of the parameters after the step: their norm, then sums, as in a sketch of agent/state/training_state.py
     restored_sketch: tuple[float | None, ...] = ()
     restored: str | None = (
         None  # in the first step of a process and after a load: the check sum of the parameters before the step
     )
-    moments: str | None = None  # the check sum of the optimizers' moments after the step, see agent/training_state.py
+    moments: str | None = None  # a check sum of the optimizers' moments after the step
     restored_moments: str | None = None  # likewise, before the step
     dropped: int = 0  # how many times gradients were cleared without an optimizer step since the step before
     segment: int = 0  # how many local steps came before its segment

@@ -8,7 +8,7 @@ counts if something that counts already names it: the command, an import, a text
 So a note or an experiment beside the script does not make a twin stale. A source with the name of an installed module
 always counts, because it would be imported instead.
 
-Other files that a job reads are seen by its agent (agent/file_access.py) while the twin runs. `Inputs` holds these
+Other files that a job reads are seen by its agent (agent/file_reads.py) while the twin runs. `Inputs` holds these
 files; if one of them has changed, the twin is not used any more."""
 
 from __future__ import annotations

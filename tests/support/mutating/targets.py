@@ -28,7 +28,7 @@ from mutating.guard import Guard
 from mutating.mutate import damaged
 from torchaos.harness import registry
 from torchaos.harness.agent import hooks, startup
-from torchaos.harness.agent.fault_triggers import Pending
+from torchaos.harness.agent.injection.fault_triggers import Pending
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, UsageError

@@ -27,7 +27,7 @@ def main() -> None:
     agent: Any = next((item for item in gc.get_objects() if type(item).__name__ == "Agent"), None)
     if agent is None:  # a job that was attached to
         time.sleep(600)
-    from _torchaos.agent.collective_calls import Call  # type: ignore[import-not-found]
+    from _torchaos.agent.collectives.collective_calls import Call  # type: ignore[import-not-found]
     from _torchaos.protocol.wire import Kind, Phase  # type: ignore[import-not-found]
 
     asked: list[int] = []  # SIGTERM came: end after the step, as a careful trainer does

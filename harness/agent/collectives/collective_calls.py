@@ -1,0 +1,193 @@
+"""A collective that a rank is about to start, as faults and triggers see it. Fields that are costly to compute are
+computed when they are read.
+
+A fault may also leave a collective out or start it late, so that this rank no longer matches the others. The caller
+must still get the usual result: its tensors, and a Work object to wait for. This Work is made from a future. The future
+is complete at once, or when the real collective has ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from ...protocol.agent_plan import Collectives
+
+
+class Call:
+    """One call of a collective. A fault may set `instead`, which is called in place of the collective, and `after`,
+    which is called once the collective has started."""
+
+    def __init__(self, op: str, args: Sequence[Any], group: Callable[[], Any], packet: Any) -> None:
+        self.op, self.args, self.packet = op, args, packet
+        self._group = group
+        self.instead: Callable[[Callable[[], Any]], Any] | None = None
+        self.after: Callable[[], object] | None = None
+
+    @cached_property
+    def group(self) -> Any:
+        """The ProcessGroup of torch, or None if it can't be found."""
+        try:
+            return self._group()
+        except Exception:
+            return None
+
+    @property
+    def group_name(self) -> str:
+        return str(getattr(self.group, "group_name", "?"))
+
+    @cached_property
+    def bytes(self) -> int:
+        """The larger of the collective's input and output on this rank, in bytes."""
+        return 0 if self.op == "barrier" else max(map(_bytes, self.args), default=0)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the caller gets a Work object to wait for. Functional collectives return a tensor instead."""
+        return "Work" in str(self.packet._schema.returns[-1].type)
+
+    def left_out(self) -> Any:
+        """Returns what the caller gets from a collective that is never started, and that seems to be done. For use in
+        `instead`."""
+
+        return left_out(self)
+
+    def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
+        """Starts this collective (`through`) late, and returns what the caller gets; see the function `kept_back`. For
+        use in `instead`."""
+
+        return kept_back(self, through, site.at_collectives, patience_s, started)
+
+    def event_data(self) -> dict[str, Any]:
+        """The fields that describe this collective in an event."""
+        return {"operation": self.op, "group": self.group_name, "bytes": self.bytes}
+
+    @property
+    def on_cpu(self) -> bool:
+        first = next((tensor for tensor in map(_tensor, self.args) if tensor is not None), None)
+        return first is not None and bool(first.is_cpu)
+
+    def matches(self, wanted: Collectives) -> bool:
+        if wanted.operation is not None and wanted.operation != self.op:
+            return False
+        if wanted.group is not None and wanted.group not in (self.group_name, getattr(self.group, "group_desc", None)):
+            return False
+        if wanted.min_bytes is not None and self.bytes < wanted.min_bytes:
+            return False
+        return wanted.max_bytes is None or self.bytes <= wanted.max_bytes
+
+
+def _bytes(value: Any) -> int:
+    """The bytes of a tensor, or of all tensors in a (nested) list."""
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes, value))
+    if not hasattr(type(value), "nbytes"):  # not a tensor; a ScriptObject takes 10 us to say that it has no such field
+        return 0
+    size = value.nbytes
+    return size if isinstance(size, int) else 0
+
+
+def _tensor(value: Any) -> Any:
+    """The tensor itself, or the first tensor of a (nested) list. None if there is none."""
+    while isinstance(value, (list, tuple)):
+        if not value:
+            return None
+        value = value[0]
+    return value if hasattr(type(value), "is_cpu") else None
+
+
+def left_out(call: Call) -> Any:
+    """The result for the caller of a collective that is never started: the caller's own tensors, unchanged."""
+    torch: Any = import_module("torch")
+    if not call.has_work:
+        return _like(torch, call)
+    future = torch.futures.Future()
+    future.set_result(_tensors(call))
+    return _answer(call, future)
+
+
+def kept_back(
+    call: Call, through: Callable[[], Any], at_collectives: Callable[[Callable[[Call], None]], None],
+    patience_s: float, started: Callable[[str | None], None],
+) -> Any:  # fmt: skip
+    """Starts the collective after the rank's next collective, or after `patience_s` seconds. Right before the start,
+    `started` is called with the name of that next operation, or with None after `patience_s` seconds. It is called
+    before and not after, because the wrong order may kill the rank at once. Functional collectives are not delayed."""
+    torch: Any = import_module("torch")
+    if not call.has_work:  # functional: its result must exist at once
+        started(None)
+        return through()
+    future, once = torch.futures.Future(), threading.Lock()
+
+    def start() -> None:
+        result = through()
+        threading.Thread(target=_finish, args=(result, future, call), name="torchaos", daemon=True).start()
+
+    def on_next(other: Call) -> None:
+        if other is not call and once.acquire(blocking=False):
+            started(other.op)
+            other.after = start
+
+    def none_came() -> None:
+        if once.acquire(blocking=False):
+            started(None)
+            start()
+
+    at_collectives(on_next)
+    timer = threading.Timer(patience_s, none_came)
+    timer.daemon = True
+    timer.start()
+    return _answer(call, future)
+
+
+def _finish(result: Any, future: Any, call: Call) -> None:
+    work = _work_type().unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+    try:
+        work.wait()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(_tensors(call))
+
+
+def _answer(call: Call, future: Any) -> Any:
+    c10d: Any = import_module("torch._C._distributed_c10d")
+    work = c10d._create_work_from_future(future).boxed()
+    return work if len(call.packet._schema.returns) == 1 else (call.args[0], work)
+
+
+def _work_type() -> Any:
+    return import_module("torch._C._distributed_c10d").Work
+
+
+def _tensors(call: Call) -> list[Any]:
+    tensors: list[Any] = []
+    todo = [call.args[0]]
+    while todo:
+        value = todo.pop(0)
+        if isinstance(value, (list, tuple)):
+            todo = [*value, *todo]
+        else:
+            tensors.append(value)
+    return tensors
+
+
+def _like(torch: Any, call: Call) -> Any:
+    """What the caller of a functional collective gets if the collective is never started: zeros in the shape of the
+    result. For an in-place collective: its own tensor."""
+    if call.packet._schema.name.endswith(("_", "_out")):
+        return call.args[-1] if call.packet._schema.name.endswith("_out") else call.args[0]
+
+    def meta(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [meta(item) for item in value]
+        return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+    def real(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [real(item) for item in value]
+        return torch.zeros(value.shape, dtype=value.dtype, device=_tensors(call)[0].device)
+
+    return real(call.packet(*map(meta, call.args)))

@@ -1,0 +1,164 @@
+"""The tensors that a job trains or carries, by name (`Names`)."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...protocol.check_sums import plain_name
+from .training_state import parameters
+
+_ALWAYS, _TRIES = 2, 4  # searches: in any case, and at most
+_DEEP = 4  # containers inside each other
+
+Named = dict[str, Any]  # tensors by name
+
+
+class Names:
+    """The tensors of the job by name. The names are those of the outermost module, without the parts that wrappers
+    (DDP, torch.compile, FSDP, checkpointing of activations) add. A module in which nothing is trained, such as an
+    average or a teacher, gets its class as a prefix: `AveragedModel:0.weight`. A name that two tensors share is left
+    out.
+
+    Modules, and optimizers of plain classes (Muon in many scripts), are looked for among all objects of the process:
+    the first two times, and up to twice more if an optimizer trains a parameter that has no name."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch, self._tries = torch, 0
+        self._modules: list[weakref.ref[Any]] = []  # the outermost ones
+        self._plain: list[weakref.ref[Any]] = []  # optimizers of plain classes
+
+    def look(self, optimizers: Sequence[Any], reached: Sequence[Any] = ()) -> dict[str, Named]:
+        """All tensors by kind and name. The kinds: `parameters` that torch's optimizers train (without any: those that
+        losses have `reached`); `frozen`, all other parameters; `buffers`; and `moments`, what the optimizers keep. Also
+        `unsaved`: the buffers that their module keeps out of its state_dict; and `trained`: the parameters, frozen or
+        not, that get gradients and belong to an optimizer of any class."""
+        trained = {id(each) for each in parameters(optimizers) or reached}
+        found, names = self._named(trained)
+        if self._tries < _ALWAYS or (self._tries < _TRIES and not trained <= names.keys()):
+            self._tries += 1
+            self._search()
+            found, names = self._named(trained)
+        found["moments"] = _unique([*_of_optimizers(optimizers, names), *self._of_plain_classes(names)])
+        listed = {name for optimizer in _alive(self._plain) for name in self._trained_by(optimizer, names)}
+        own = found["parameters"] if optimizers or not listed else {}
+        of_plain = {
+            name: each for what in ("parameters", "frozen") for name, each in found[what].items() if name in listed
+        }
+        found["trained"] = {name: each for name, each in {**own, **of_plain}.items() if each.requires_grad}
+        return found
+
+    def _trained_by(self, optimizer: Any, names: Mapping[int, str]) -> list[str]:
+        """The names of the parameters that an optimizer of a plain class keeps in a list, in order."""
+        return next(filter(None, (_listed(value, names) for value in list(vars(optimizer).values()))), [])
+
+    def _search(self) -> None:
+        module, optimizer = self._torch.nn.Module, self._torch.optim.Optimizer
+        modules, plain = list[Any](), list[Any]()
+        found = dict[int, "list[Any] | None"]()  # the list for each class, by the class's id
+        for each in gc.get_objects():
+            kind = type(each)
+            if id(kind) not in found:
+                wanted = plain if _may_optimize(kind) and not issubclass(kind, optimizer) else None
+                found[id(kind)] = modules if issubclass(kind, module) else wanted
+            if (of_kind := found[id(kind)]) is not None:
+                of_kind.append(each)
+        modules = [each for each in modules if "_modules" in vars(each)]  # the others are not initialised
+        inner = {id(child) for each in modules for child in each._modules.values()}
+        self._modules = [weakref.ref(each) for each in modules if id(each) not in inner]
+        self._plain = [weakref.ref(each) for each in plain if type(each).__weakrefoffset__]
+
+    def _named(self, trained: set[int]) -> tuple[dict[str, Named], dict[int, str]]:
+        """The tensors of the modules, and the name of each parameter by its id."""
+        pairs: dict[str, list[tuple[str, Any]]] = {"parameters": [], "frozen": [], "buffers": [], "unsaved": []}
+        for module in _alive(self._modules):
+            own = list(module.named_parameters())
+            kind = "" if any(id(each) in trained for _name, each in own) else f"{type(module).__name__}:"
+            for name, each in own:
+                pairs["parameters" if id(each) in trained else "frozen"].append((kind + plain_name(name), each))
+            unsaved = {
+                f"{path}.{name}".lstrip(".")
+                for path, child in module.named_modules()
+                for name in getattr(child, "_non_persistent_buffers_set", ())
+            }
+            for name, each in module.named_buffers():
+                for what in ("buffers", "unsaved") if name in unsaved else ("buffers",):
+                    pairs[what].append((kind + plain_name(name), each))
+        found = {what: _unique(of) for what, of in pairs.items()}
+        return found, {id(each): name for what in ("parameters", "frozen") for name, each in found[what].items()}
+
+    def _of_plain_classes(self, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+        for optimizer in _alive(self._plain):
+            attributes = [pair for pair in list(vars(optimizer).items()) if isinstance(pair[1], (list, tuple, dict))]
+            trained = self._trained_by(optimizer, names)
+            by_key: dict[Any, str] = {**names, **{name: name for name in names.values()}, **dict(enumerate(trained))}
+            for name, value in attributes:
+                if isinstance(value, dict):
+                    for key, kept in list(value.items()):
+                        known = by_key.get(id(key) if isinstance(key, self._torch.Tensor) else key)
+                        if known is not None:
+                            yield from self._tensors(f"{known}/{name}", kept)
+                elif trained and len(value) == len(trained):
+                    for known, kept in zip(trained, value, strict=True):
+                        if id(kept) not in names:
+                            yield from self._tensors(f"{known}/{name}", kept)
+
+    def _tensors(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        return tensors_in(name, value, self._torch.Tensor)
+
+
+def kind_of(tensor: Any) -> str:
+    """The tensor's type and shape as text, such as `float32 4x8`. A DTensor has the shape of the whole tensor."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape))}"
+
+
+def _alive(refs: Sequence[weakref.ref[Any]]) -> list[Any]:
+    return [alive for ref in refs if (alive := ref()) is not None]
+
+
+def _may_optimize(kind: type) -> bool:
+    """Whether objects of this class may be optimizers: it has a method `step`, and is not torch's."""
+    if not kind.__dictoffset__ or str(kind.__module__).partition(".")[0] == "torch":
+        return False
+    return any("step" in vars(base) for base in kind.__mro__)
+
+
+def _listed(value: Any, names: Mapping[int, str]) -> list[str]:
+    """The names of the parameters in a list of parameters or of parameter groups. Empty if `value` is none."""
+    if not isinstance(value, (list, tuple)):
+        return []
+    groups = [each["params"] for each in value if isinstance(each, dict) and isinstance(each.get("params"), list)]
+    found = [names.get(id(each)) for each in ([each for group in groups for each in group] or value)]
+    return [name for name in found if name is not None] if None not in found else []
+
+
+def _of_optimizers(optimizers: Sequence[Any], names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    from torch import Tensor
+
+    for optimizer in optimizers:
+        for parameter, state in list((getattr(optimizer, "state", None) or {}).items()):
+            # ZeroRedundancyOptimizer has None for parameters whose state another rank keeps.
+            if (name := names.get(id(parameter))) is not None and isinstance(state, Mapping):
+                for key, value in state.items():
+                    if key != "step":  # a counter, which is recorded as such
+                        yield from tensors_in(f"{name}/{key}", value, Tensor)
+
+
+def tensors_in(name: str, value: Any, kind: type, depth: int = _DEEP) -> Iterator[tuple[str, Any]]:
+    """The tensors in a value, which may be a container."""
+    if isinstance(value, kind):
+        yield name, value
+    elif depth and isinstance(value, (Mapping, list, tuple)):
+        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from tensors_in(f"{name}.{key}", each, kind, depth - 1)
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> Named:
+    """Tensors by name, without names of several tensors, and without tensors that have no values."""
+    named, twice = dict[str, Any](), set[str]()
+    for name, each in pairs:
+        if each is not None and each.device.type != "meta" and named.setdefault(name, each) is not each:
+            twice.add(name)
+    return {name: each for name, each in named.items() if name not in twice}

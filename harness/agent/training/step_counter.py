@@ -1,0 +1,227 @@
+"""Finds out when an iteration of the trainer ends, from its backwards and optimizer steps. Independent of torch;
+standard library only.
+
+A *segment* ends with an optimizer step that had a backward before it. With one optimizer, a segment is an iteration.
+With several (a GAN: backward, D, backward, G), the iteration ends when all of them have stepped, or when an optimizer
+steps again after a backward of its own. In the second case, the counter from then on does not wait for the optimizers
+that had not stepped.
+
+If some optimizers step more often than others (five steps of a critic for each step of a generator), nothing shows
+where a cycle begins, and a resumed process may begin anywhere in the cycle. So each step with a backward of its own is
+then an iteration, and the count is the same wherever the process begins. Steps of other optimizers that follow without
+a backward belong to the same iteration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...protocol import wire
+
+_UNEVEN, _LOOSE = "uneven-a{attempt}", "loose-a{attempt}-r{rank}"  # files beside the plan
+
+
+class Cycle:
+    """Remembers across restarts how the optimizers take turns: whether some step more often than others, and which do
+    not step in each iteration. Without this, a step could count as an iteration before a restart, and as a part of an
+    iteration after it; and the first iteration after a restart could end with another optimizer's step than before."""
+
+    def __init__(self, attempt: int, rank: int) -> None:
+        self._folder, self._attempt, self._rank = Path(os.environ[wire.ENV_PLAN]).parent, attempt, rank
+        self._noted = False
+
+    def is_uneven(self, optimizers: Sequence[Any]) -> bool:
+        """Whether an earlier attempt found that some optimizers step more often than others. False for a job that
+        begins from scratch (its optimizers have no state), because its steps must be counted as in the first
+        attempt."""
+        return any(file.exists() for file in self._of_earlier(_UNEVEN, optimizers))
+
+    def loose(self, optimizers: Sequence[Any]) -> set[int]:
+        """The optimizers that did not step in each iteration of this rank in an earlier attempt, as places in
+        `optimizers`. Empty for a job that begins from scratch."""
+        files = (file for file in self._of_earlier(_LOOSE, optimizers) if file.exists())
+        return {int(place) for file in files for place in file.read_text().split()}
+
+    def note(self) -> None:
+        """Records that in this attempt some optimizers step more often than others."""
+        if not self._noted:
+            self._noted = True
+            (self._folder / _UNEVEN.format(attempt=self._attempt)).touch(0o600)
+
+    def note_loose(self, places: Collection[int]) -> None:
+        """Records which optimizers do not step in each iteration of this attempt."""
+        (self._folder / _LOOSE.format(attempt=self._attempt, rank=self._rank)).write_text(" ".join(map(str, places)))
+
+    def _of_earlier(self, name: str, optimizers: Sequence[Any]) -> list[Path]:
+        if not any(optimizer.state for optimizer in optimizers):
+            return []
+        return [self._folder / name.format(attempt=number, rank=self._rank) for number in range(self._attempt)]
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What has ended with a call: a segment (`segment`), the iteration before that segment (`before`), or the iteration
+    with that segment (`after`). `stray`: the call is an optimizer step of an iteration that had already ended."""
+
+    segment: bool = False
+    before: bool = False
+    after: bool = False
+    stray: bool = False
+
+
+NOTHING, STRAY, WHOLE = Closed(), Closed(stray=True), Closed(segment=True, after=True)
+IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count as one
+
+
+class StepCounter:
+    """Counts iterations from backwards and optimizer steps. `uneven`: some optimizers step more often than others.
+    `loose`: the optimizers that had not stepped when an iteration was over; the counter does not wait for them. The
+    counter finds out both by itself; the caller may also set them."""
+
+    def __init__(self) -> None:
+        self.uneven = False
+        self._made: set[Hashable] = set()  # optimizers that exist and may yet step
+        self._seen: set[Hashable] = set()  # optimizers that have stepped
+        self._leading: set[Hashable] = set()  # optimizers that have stepped with a backward of their own
+        self.loose: set[Hashable] = set()
+        self._follow: dict[Hashable, set[Hashable]] = {}  # by leading optimizer: those that stepped after its backward
+        self._stepped: set[Hashable] = set()  # in the current iteration
+        self._leader: Hashable | None = None  # the leading optimizer of the segment before
+        self.fresh = False  # a backward has ended since the last segment
+        self._alone: Hashable | None = None  # the only optimizer, if each of its steps after a backward is an iteration
+        self._ever_backward = False
+        self._backward_depth = 0
+        self.open_steps: list[Hashable] = []  # optimizers whose step is being called, the outermost first
+        self._stepped_in_backward = False
+        self._raw: Hashable | None = None  # the first optimizer, in a process without any backward
+
+    @property
+    def ever_backward(self) -> bool:
+        return self._ever_backward
+
+    @property
+    def has_followers(self) -> bool:
+        return bool(self._follow)
+
+    def made(self, key: Hashable) -> None:
+        self._made.add(key)
+        self._alone = None
+
+    def gone(self, key: Hashable) -> None:
+        self._forget(key)
+        self.loose.discard(key)
+        self._stepped.discard(key)
+        self._follow.pop(key, None)
+
+    def _forget(self, key: Hashable) -> None:
+        """From now on, iterations do not wait for this optimizer."""
+        self._alone = None
+        self._made.discard(key)
+        self._seen.discard(key)
+        self._leading.discard(key)
+
+    def backward_begin(self) -> None:
+        self._backward_depth += 1
+        self._ever_backward = True
+
+    def backward_end(self, ok: bool = True) -> Closed:
+        """Notes that a backward ended, and returns what ended with it. `ok` False: it raised an exception, so it left
+        no gradient."""
+        self._backward_depth -= 1
+        if self._backward_depth or not ok:
+            return NOTHING
+        self.fresh = True
+        if self._stepped_in_backward:
+            self._stepped_in_backward = False
+            return self._segment(IN_BACKWARD)
+        return NOTHING
+
+    def step_begin(self, key: Hashable) -> None:
+        if key in self.open_steps:  # that call raised an exception, which no hook sees
+            self.step_failed(key)
+        if self.open_steps:  # an optimizer inside another one: the outer one counts
+            self._forget(key)
+        self.open_steps.append(key)
+
+    def step_failed(self, key: Hashable) -> None:
+        """Notes that an optimizer's step raised an exception, and with it all steps inside that step."""
+        if key in self.open_steps:
+            del self.open_steps[self.open_steps.index(key) :]
+
+    def step_end(self, key: Hashable) -> Closed:
+        """Notes that an optimizer step ended, and returns what ended with it. The caller also reports steps that a
+        GradScaler skips."""
+        while self.open_steps and self.open_steps.pop() != key:
+            pass
+        if self.open_steps:
+            return NOTHING
+        if self._backward_depth:
+            self._forget(key)
+            self._stepped_in_backward = True
+            return NOTHING
+        if self.fresh and key == self._alone:  # the same as below, but quicker
+            self.fresh = False
+            return WHOLE
+        closed = self._segment(key)
+        only = self._leading == self._made | self._seen == {key}
+        self._alone = key if only and not (self.uneven or self.loose or self._follow or self._stepped) else None
+        return closed
+
+    def dropped(self, key: Hashable) -> bool:
+        """Notes that an optimizer's gradients were cleared. Returns whether a backward is lost by that: no step has
+        used it, and no other optimizer could use it."""
+        nothing = self.fresh and not self.open_steps and not self._backward_depth and self._made | self._seen == {key}
+        self.fresh = self.fresh and not nothing
+        return nothing
+
+    def finish(self) -> Closed:
+        """Notes that the job has ended. Closes an iteration that was left open because a further optimizer step could
+        have belonged to it."""
+        left, self._stepped = self._stepped, set()
+        return Closed(after=bool(left))
+
+    def _segment(self, key: Hashable) -> Closed:
+        if not self._ever_backward:
+            self._raw = key if self._raw is None else self._raw
+            return WHOLE if key == self._raw else STRAY
+        fresh, self.fresh = self.fresh, False
+        self._seen.add(key)
+        if not fresh:  # no backward of its own: the step is part of the segment before
+            if not self._stepped:
+                return STRAY
+            self._stepped.add(key)
+            if key != self._leader:
+                self._follow.setdefault(self._leader, set()).add(key)
+            return Closed(segment=True, after=self._close_if_complete())
+        before = self._comes_again(key)
+        self._leading.add(key)
+        self._leader = key
+        self._stepped.add(key)
+        return Closed(True, before, self._close_if_complete())
+
+    def _comes_again(self, key: Hashable) -> bool:
+        """Whether this step, which has a backward of its own, shows that an iteration ended before it."""
+        again = key in self._stepped
+        self.uneven = self.uneven or key in self.loose
+        if not self._stepped or not (again or self.uneven):
+            return False
+        left_out = self._due() - self._stepped
+        self.uneven = self.uneven or bool(left_out & self._leading)
+        self.loose |= left_out
+        self._stepped = set()
+        return True
+
+    def _due(self) -> set[Hashable]:
+        """The optimizers that are expected to step in the current iteration."""
+        if self.uneven:
+            return {self._leader, *self._follow.get(self._leader, ())} - self.loose
+        return (self._made | self._seen) - self.loose
+
+    def _close_if_complete(self) -> bool:
+        complete = self._stepped >= self._due()
+        if complete:
+            self._stepped = set()
+        return complete

@@ -121,27 +121,42 @@ def _upper(text: str) -> str:
     return (text if _NAME.search(head) else text[:1].upper() + text[1:]).rstrip(".")
 
 
+def _lower(text: str) -> str:
+    """The text as a part of a sentence: without a capital letter, unless its first word is written so (`DDP`)."""
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text.startswith("A ") else text
+
+
 _LABEL = 10  # columns: a label such as "Reproduce"
-_MOST = 3  # rows of faults, of failed cases and of notes
+_MOST = 3  # rows of faults, of failed cases and of notes, and lines of each row
 
 
 def brief(result: Result, console: Console, report: Path | None = None) -> None:
     """Prints the result in about 15 lines, without repetitions. `report`: the path of its page."""
     pen = Pen(console)
-    brief_headline(pen, result, most=4)
+    told = why(result)
+    _headline(pen, result, told)
+    others, root = _others(result), _root(result)
+    failed = result.verdict is Verdict.FAILED and root is not None and bool(told.failures)
+    if root is None or not failed:
+        for text in filter(None, (told.failures, told.more)):
+            pen.row([], pen.text(f"{text}."), indent=1, most=_MOST)
+    elif root.kind == "faults":
+        pen.row([(pen.mark(root.verdict), 1)], pen.text(told.failures), indent=3, most=_MOST)
+    else:
+        _failed(pen, root, told.more, result)
+    for case in others[:_MOST]:
+        _failed(pen, case, case.reason, result)
+    if len(others) > _MOST:
+        pen.row([(pen.mark(result.verdict), 1)], pen.text(_listed(others[_MOST:])), indent=3, most=1)
     for fault, words in [*_faults(result)][:_MOST]:
         title = pen.text(f"{fault.inject} {pen.marks.arrow} {fault.target}:")
-        pen.row([(pen.mark(fault.verdict), 1), (title, title.cell_len)], pen.text(words), indent=3, most=1)
-    others = _others(result)
-    for case in others[:_MOST]:
-        name = pen.text(f"{name_in_words(case.name)}:", "bold")
-        pen.row([(pen.mark(case.verdict), 1), (name, name.cell_len)], pen.text(case.reason), indent=3, most=2)
+        pen.row([(pen.mark(fault.verdict), 1), (title, title.cell_len)], pen.text(words), indent=3, most=_MOST)
     for verdict in (Verdict.INCONCLUSIVE, Verdict.PASSED):
         names = [name_in_words(case.name) for case in result.cases if case.verdict is verdict and case not in others]
         if names and result.steps is not None and (verdict is not result.verdict or verdict is Verdict.PASSED):
             pen.row([(pen.mark(verdict), 1)], pen.text(", ".join(names), "dim"), indent=3, most=2)
     for note in [note for note in result.notes if note not in result.reason][:_MOST]:
-        pen.row([(pen.text("note", "dim"), 4)], pen.text(note), indent=3, most=1)
+        pen.row([(pen.text("note", "dim"), 4)], pen.text(note), indent=3, most=2)
     more = f"torchaos judge -v {shlex.quote(result.run_dir)}" if result.run_dir else ""
     again = "" if result.verdict is Verdict.PASSED else mask(result.reproduce)
     pen.gap()
@@ -151,22 +166,28 @@ def brief(result: Result, console: Console, report: Path | None = None) -> None:
     pen.gap()
 
 
-def brief_headline(pen: Pen, result: Result, most: int = 0) -> None:
-    """Prints the verdict and its reason. `most`: the most lines of each sentence; 0: no limit."""
+def _headline(pen: Pen, result: Result, told: Why) -> None:
+    """Prints the verdict and its reason, whole: the decisive word may be the last."""
     badge = Text(f" {result.verdict.value.upper()} ", f"bold reverse {COLOURS[result.verdict]}")
     about = f"seed {result.seed}, {seconds_in_words(result.duration_s)}"
     pen.gap()
     name = pen.text(result.scenario, "bold")
     pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(about, "dim"), indent=0)
-    told = why(result)
-    pen.row([], pen.text(f"{told.lead}.", "bold"), indent=1, most=most)
+    pen.row([], pen.text(f"{told.lead}.", "bold"), indent=1)
     for line in told.log:
-        pen.row([(pen.text("|", "dim"), 1)], pen.text(line), indent=3, most=most)
-    for text in filter(None, (told.failures, told.more)):
-        pen.row([], pen.text(f"{text}."), indent=1, most=most)
+        pen.row([(pen.text("|", "dim"), 1)], pen.text(line), indent=3)
     undone = [case for case in result.cases if case.kind == "rollback" and case.verdict is not Verdict.PASSED]
     if undone and result.verdict is not Verdict.ERROR:
         pen.row([], pen.text(f"rollback incomplete: {undone[0].reason}", "bold red"), indent=1)
+
+
+def _failed(pen: Pen, case: Case, reason: str, result: Result) -> None:
+    """Prints a case that did not pass, with what the headline does not say of it, and how many follow from it."""
+    many = sum(other.follows == case.name for other in result.cases)
+    follows = f"{many} more {'follows' if many == 1 else 'follow'} from it" if many else ""
+    text = "; ".join(filter(None, (_lower(reason), follows)))
+    name = pen.text(f"{name_in_words(case.name)}{':' if text else ''}", "bold")
+    pen.row([(pen.mark(case.verdict), 1), (name, name.cell_len)], pen.text(text), indent=3, most=_MOST)
 
 
 def _faults(result: Result) -> Iterator[tuple[FaultResult, str]]:
@@ -207,7 +228,10 @@ def show(result: Result, console: Console, report: Path | None = None, *, whole:
 
 def _whole(result: Result, console: Console, report: Path | None) -> None:
     pen = Pen(console)
-    brief_headline(pen, result)
+    told = why(result)
+    _headline(pen, result, told)
+    for text in filter(None, (told.failures, told.more)):
+        pen.row([], pen.text(f"{text}."), indent=1)
     if result.description:
         pen.gap()
         pen.row([], pen.text(result.description, "dim"), indent=1)

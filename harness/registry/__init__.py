@@ -107,9 +107,9 @@ def find(group: str, name: str) -> type[Any]:
 def unknown(group: str, name: str) -> str:
     """The error message for a name that is not registered."""
     known, kind = names(group), _GROUPS[group].singular
-    near = suggest(name, known)
-    if near:
-        return f"there is no {kind} {name!r}; did you mean {near!r}?"
+    family_left_out = [one for one in known if one.rpartition(".")[2] == name]
+    if near := family_left_out[:4] or [*filter(None, [suggest(name, known)])]:
+        return f"there is no {kind} {name!r}; did you mean {' or '.join(map(repr, near))}?"
     if not known:
         return f"there is no {kind} {name!r}; no {kind} is installed"
     installed = f"use one that `torchaos list {group}` shows, or install the plug-in that has it for {sys.executable}"

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.plan import counted
 
 MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 20_000, 40
 Keys = tuple[str | int, ...]
@@ -285,12 +286,35 @@ def _place(mark: Any) -> Place:
     return Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
 
 
+# What PyYAML says (its scanner.py, parser.py and composer.py), and what to do about it.
+_ADVICE = (
+    (r"'\\t'", "a tab can't be used here; use spaces"),
+    (r"expected a single document", "a second document starts here; one file holds one scenario"),
+    (r"mapping values are not allowed", "a colon is out of place here; quote the text, or check the indentation"),
+    (r"could not find expected ':'", "a `key: value` is expected here; add the colon, or check the indentation"),
+    (r"character (.+) that cannot start any token", "a value can't begin with {0}; quote it"),
+    (r"expected ',' or '([\]}])'", "a ',' or a '{0}' is missing before this"),
+    (r"found unexpected end of stream", "the file ends inside quotes or brackets, which are never closed"),
+    (r"found undefined alias '(.+)'", "*{0} is an alias that no &{0} defines; quote the text if it is none"),
+    (r"chomping or indentation indicators", "after | or > the text begins on the next line; or quote the value"),
+    (r"expected alphabetic or numeric character", "* and & begin an alias or an anchor in YAML; quote the text"),
+)
+
+
 def _words(error: yaml.MarkedYAMLError) -> str:
-    problem = str(error.problem or error.context or "this is not YAML")
-    if "'\\t'" in problem:
-        return "a tab can't be used here; use spaces"
-    if "expected a single document" in str(error.context):
-        return "a second document starts here; one file holds one scenario"
-    if "mapping values are not allowed" in problem:
-        return "a colon is out of place here; quote the text, or check the indentation"
-    return " ".join(problem.split())
+    """What is wrong, and what to do, in words that do not need the grammar of YAML."""
+    problem = " ".join(str(error.problem or error.context or "this is not YAML").split())
+    begun, here = error.context_mark, error.problem_mark
+    if "expected <block end>" in problem and begun and here:
+        if here.buffer and here.buffer[here.pointer - here.column : here.pointer].strip():
+            return "the value is over before this; quote the whole value, or remove what is too much"
+        if here.column != begun.column:
+            return (
+                f"this line is indented by {counted(here.column, 'space')}, which fits no line above it; correct that"
+            )
+        kind = "an item of a list, which begins with '- '" if "collection" in str(error.context) else "a `key: value`"
+        return f"{kind} is expected here, as in line {begun.line + 1}"
+    for pattern, advice in _ADVICE:
+        if found := re.search(pattern, f"{problem} {error.context}"):
+            return advice.format(*found.groups())
+    return problem

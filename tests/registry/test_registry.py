@@ -170,6 +170,12 @@ def test_an_unknown_name_gets_the_nearest(offer: Offer) -> None:
         registry.find("launchers", "zzz")
 
 
+def test_a_name_without_its_family_suggests_each_family_that_has_it() -> None:
+    """Many faults end in `kill`, and the one that is most like the word is not always meant."""
+    told = registry.unknown("injectors", "kill")
+    assert told == "there is no injector 'kill'; did you mean 'container.kill' or 'node.kill' or 'process.kill'?"
+
+
 CONDITION = """
 from dataclasses import dataclass
 from typing import ClassVar

@@ -73,34 +73,28 @@ def events(folder: Path) -> None:
 
 
 @cli.command("list")
-@click.argument("names", nargs=-1, metavar="[KIND | NAME]...")
+@click.argument("names", nargs=-1, metavar="[KIND | FAMILY | NAME]...")
 @AS_JSON
 @VERBOSE
 def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
     """List ready scenarios, faults, assertions and other parts. Each has a line. KIND: scenarios, injectors,
-    assertions, conditions, launchers or formats. NAME: shows one of them in full."""
+    assertions, conditions, launchers or formats. FAMILY: such as checkpoint. NAME: shows one of them in full."""
     kinds = [name for name in names if name in ("scenarios", *registry.GROUPS)]
-    parts = [name for name in names if name not in kinds]
-    abouts: dict[str, str] = {}
-    wanted = [name for name in ready.names() if not names or "scenarios" in kinds or name in parts]
-    if wanted:
-        texts = {name: read(ready.folder() / f"{name}.yaml").data for name in wanted}
-        abouts = {name: str(data.get("description", "")) for name, data in texts.items()}
-    groups = {
-        one: {
-            name: registry.find(one, name) for name in registry.names(one) if not names or one in kinds or name in parts
-        }
-        for one in registry.GROUPS
-    }
+    every = {"scenarios": ready.names(), **{one: registry.names(one) for one in registry.GROUPS}}
+    families = {_family(name) for many in every.values() for name in many} & set(names)
+    parts = [name for name in names if name not in (*kinds, *families)]
+
+    def wanted(kind: str) -> list[str]:
+        return [
+            name for name in every[kind] if not names or kind in kinds or name in parts or _family(name) in families
+        ]
+
+    texts = {name: read(ready.folder() / f"{name}.yaml").data for name in wanted("scenarios")}
+    abouts = {name: str(data.get("description", "")) for name, data in texts.items()}
+    groups = {one: {name: registry.find(one, name) for name in wanted(one)} for one in registry.GROUPS}
     known = {name for named in groups.values() for name in named} | abouts.keys()
     if strange := next((name for name in parts if name not in known), None):
-        every = [
-            *registry.GROUPS,
-            "scenarios",
-            *ready.names(),
-            *(n for one in registry.GROUPS for n in registry.names(one)),
-        ]
-        near = registry.suggest(strange, every)
+        near = registry.suggest(strange, [*every, *(name for many in every.values() for name in many)])
         hint = f"did you mean {near!r}?" if near else "`torchaos list` shows what there is"
         raise UsageError(f"there is no kind, scenario or part {strange!r}; {hint}")
     groups = {one: named for one, named in groups.items() if named or one in kinds or not names}
@@ -109,7 +103,7 @@ def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
         return
     if abouts:
         show.ready_scenarios(abouts, Console(), whole=verbose or bool(parts), counted=not names and not verbose)
-    show.catalogue(groups, Console(), whole=verbose or bool(parts))
+    show.catalogue({one: named for one, named in groups.items() if named}, Console(), whole=verbose or bool(parts))
 
 
 @cli.command()
@@ -135,6 +129,11 @@ def doctor(json_file: Path | None) -> None:
         elif lacking:
             click.echo(f"\nScenarios can run. Some need what is missing: {', '.join(lacking)}.")
     sys.exit(ExitCode.USAGE if needed else ExitCode.PASSED)
+
+
+def _family(name: str) -> str:
+    """The family of a scenario (`checkpoint/torn-write`) or a fault (`checkpoint.nan`). Empty if it has none."""
+    return name.partition("/")[0] if "/" in name else name.partition(".")[0] if "." in name else ""
 
 
 def _families(lacking: Sequence[str]) -> dict[str, dict[str, list[str]]]:

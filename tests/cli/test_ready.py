@@ -156,11 +156,19 @@ def test_which_ready_scenarios_take_another_job(monkeypatch: pytest.MonkeyPatch,
 def test_names_are_listed_and_completed() -> None:
     """`torchaos list scenarios` has every name with its description, and a shell completes the names."""
     shown = CliRunner().invoke(cli, ["list", "scenarios"], catch_exceptions=False).stdout
-    assert [line.split()[0] for line in shown.splitlines() if "/" in line][:5] == [*ready.FIRST]
+    assert [line.split()[0] for line in shown.splitlines() if "/" in line][-5:] == [*ready.FIRST]
     assert shown.count("process/kill-rank") == 1
     assert "One rank dies without warning" in " ".join(shown.split())
     completions = ShellComplete(cli, {}, "torchaos", "_C").get_completions(["run"], "process/kill-r")
     assert [one.value for one in completions if one.type == "plain"] == ["process/kill-rank"]
+
+
+def test_a_family_is_listed() -> None:
+    """`torchaos list checkpoint` has a line for each scenario and each fault of that family, and nothing else."""
+    shown = CliRunner().invoke(cli, ["list", "checkpoint"], catch_exceptions=False).stdout
+    names = {line.split()[0] for line in shown.splitlines() if line.startswith("   ")}
+    assert {"checkpoint/torn-write", "checkpoint/flipped-bits", "checkpoint.nan"} <= names
+    assert all(name.startswith("checkpoint") for name in names)
 
 
 def test_help_shows_where_the_command_goes() -> None:

@@ -155,18 +155,19 @@ def warnings(texts: Iterable[str], console: Console) -> None:
 
 
 def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool = True, counted: bool = False) -> None:
-    """Prints the ready scenarios: name and description; not `whole`: a line each. The scenarios to start with come
-    first. `counted`: of all others, only the families and their numbers."""
+    """Prints the ready scenarios: name and description; not `whole`: a line each. `counted`: of all but the scenarios
+    to start with, only the families and their numbers."""
     pen = Pen(console)
     first = [name for name in ready.FIRST if name in abouts]
     rest = [name for name in abouts if name not in first]
-    for title, names in (("Start with these, by `torchaos run NAME`", first), ("More ready scenarios", rest)):
+    parts = [("Start with these, by `torchaos run NAME`", first), ("More ready scenarios", rest)]
+    for title, names in parts if counted else reversed(parts):  # the end of a long list is what is seen
         if names:
             pen.heading(title)
         if names is rest and counted:
             families = Counter(name.partition("/")[0] for name in rest)
             told = ", ".join(f"{many} of {family}" for family, many in sorted(families.items()))
-            pen.row([], pen.text(f"{len(rest)}: {told}; `torchaos list scenarios` shows them"), indent=3)
+            pen.row([], pen.text(f"{len(rest)}: {told}; `torchaos list FAMILY` shows them"), indent=3)
             return
         for name in names:
             _listed(pen, name, 35, abouts[name], whole, console)

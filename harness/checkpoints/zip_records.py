@@ -127,6 +127,8 @@ def records(files: Files, path: str, offset: int, length: int, what: str = "torc
     except OSError:
         raise
     except Exception as error:  # zipfile raises almost anything for a damaged directory
+        if "not a zip file" in str(error):
+            raise torn(f"not a complete {what}: its end is missing, after {length} bytes") from error
         raise torn(f"not a complete {what} ({str(error) or type(error).__name__})") from error
     made: dict[str, Record] = {}
     for info in infos:

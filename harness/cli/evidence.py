@@ -142,7 +142,7 @@ def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
     if not found:
         return [where] if files.is_dir(where) and files.names(where) else []
     if every or found == [where]:
-        return found
+        return [one.path for one in formats.in_order([_outline(files, path) for path in found])]
     finished = [path for path in found if not formats.why_unfinished(files, path)] or found
     layouts = formats.in_order([_outline(files, path) for path in finished])
     torn = [one.path for one in layouts if one.step is None and any(not each.is_blind for each in one.problems)]

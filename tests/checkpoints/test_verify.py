@@ -500,3 +500,14 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
     assert (newest.exit_code, "not read: 2 files" in newest.stdout) == (0, True), newest.output
     document = json.loads(CliRunner().invoke(cli, ["verify", "--all", "--json", str(tmp_path)]).stdout)
     assert document["unread"] == {".tar": 2}
+
+
+def test_all_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    """`--all` tells step 5 before step 25, and of a file that ends too early that its end is missing."""
+    for step in (5, 10, 25):
+        torch.save({"weight": torch.zeros(1000)}, tmp_path / f"step_{step}.pt")
+    os.truncate(tmp_path / "step_25.pt", 3000)
+    done = CliRunner().invoke(cli, ["verify", "--all", str(tmp_path)])
+    names = [line.split(" (")[0].rpartition("/")[2] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert names == ["step_5.pt", "step_10.pt", "step_25.pt"]
+    assert "torn: step_25.pt: not a complete torch.save file: its end is missing, after 3000 bytes" in done.stdout

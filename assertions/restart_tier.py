@@ -14,6 +14,7 @@ from torchaos.plugin.analysis import (
     evictions,
     lacking,
     landings,
+    offenders,
     tier_name,
     tier_of,
     why_moot,
@@ -28,7 +29,8 @@ class RestartTier(Assertion):
     `most`: the highest tier that is allowed. `least`: the lowest tier that is allowed. `node_replaced`: as many ranks
     as before, but on other nodes, or on a node that was started again. `shrunk`: with fewer ranks or nodes. `grown`:
     with more, as when a lost node comes back to a job that had shrunk; this costs one more restart. `evicted`: how many
-    nodes may be without ranks at the end that had ranks when a fault landed, and that no fault hit."""
+    nodes may be without ranks at the end that had ranks when a fault landed, and that no fault hit. `excluded_after`:
+    a node that this number of faults has hit gets no ranks in later attempts."""
 
     name = "restart_tier"
     harm = Harm.SLOW
@@ -37,10 +39,15 @@ class RestartTier(Assertion):
     most: Tier = "resubmitted"
     least: Tier = "none"
     evicted: int | None = None
+    excluded_after: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.excluded_after is not None and self.excluded_after < 1:
+            raise ValueError("excluded_after is a number of faults; it is 1 or more")
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        more = {} if self.evicted is None else {"evicted": self.evicted}
-        return replace(self._judge(run, twins), bound={"most": self.most, "least": self.least, **more})
+        bound = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self._judge(run, twins), bound=bound)
 
     def _judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         landed = landings(run)
@@ -79,6 +86,10 @@ class RestartTier(Assertion):
             measured |= gone.measured
             if gone.outcome is not Outcome.PASSED:
                 return replace(gone, measured=measured)
+        if self.excluded_after is not None:
+            kept_out = offenders(run, landed, self.excluded_after)
+            if kept_out.outcome is not Outcome.PASSED:
+                return replace(kept_out, measured=measured)
         if unseen:
             return inconclusive(unseen, **measured)
         return passed("; ".join(f"{fault}: the job {tier}" for fault, tier in found), **measured)

@@ -7,14 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchaos.plugin import Assertion, Finding, Harm, Record, Seconds, failed, inconclusive, passed
-from torchaos.plugin.analysis import Restart, each, gave_up, landings, last_step_of, restarts_in_words, restarts_of
+from torchaos.plugin.analysis import (
+    Regex,
+    Restart,
+    each,
+    gave_up,
+    landings,
+    last_step_of,
+    restarts_in_words,
+    restarts_of,
+)
 
 
 @dataclass(frozen=True)
 class Restarts(Assertion):
     """At most `max` restarts (default: one for each fault that landed), at least `min`, all by `who` (`command`: the
     job's command started another torchrun). With `gives_up_within`, the job must end with an error within that many
-    seconds after the first fault, and no recovery is expected. A restart is counted separately if the job was done and
+    seconds after the first fault, and no recovery is expected; `pattern` is then a regular expression for the line at
+    the end of its log that says why. A restart is counted separately if the job was done and
     aborted only while it exited."""
 
     name = "restarts"
@@ -26,6 +36,11 @@ class Restarts(Assertion):
     min: int = 0
     who: Literal["torchelastic", "resubmission", "command"] | None = None
     gives_up_within: Seconds | None = None
+    pattern: Regex | None = None
+
+    def __post_init__(self) -> None:
+        if self.pattern is not None and self.gives_up_within is None:
+            raise ValueError("pattern is for the reason of a job that gives up; write gives_up_within, too")
 
     @property
     def expects_recovery(self) -> bool:
@@ -37,7 +52,7 @@ class Restarts(Assertion):
         found, aborted = restarts_of(run, last_step_of(twins))
         finding = (
             self._counted(run, found)
-            or (gave_up(run, self.gives_up_within) if self.gives_up_within is not None else None)
+            or (gave_up(run, self.gives_up_within, self.pattern) if self.gives_up_within is not None else None)
             or passed(restarts_in_words(found))
         )
         measured = {"restarts": len(found), "attempts": len(run.history.attempts), "after_the_end": aborted}
@@ -46,6 +61,7 @@ class Restarts(Assertion):
             "min": self.min or None,
             "who": self.who,
             "gives_up_within": self.gives_up_within,
+            "pattern": self.pattern,
         }
         return replace(
             finding,

@@ -24,6 +24,7 @@ from torchaos.harness.analysis.findings.restarts import (
     Tier,
     evictions,
     gave_up,
+    offenders,
     restarts_in_words,
     restarts_of,
     tier_name,
@@ -45,7 +46,7 @@ __all__ = [
     "Recoveries", "Regex", "Restart", "Resumes", "Save", "Slowness", "TIERS", "TIERS_IN_WORDS", "Tier",
     "absent_replicas", "across_replicas", "as_one", "beside_replicas", "checkpointed_s", "completion", "drained_s",
     "each", "each_hit", "evictions", "gave_up", "gpus_of", "is_of_gpu", "lacking", "landings", "last_answer",
-    "last_step_of", "leftovers", "losses", "noticed_s", "rates", "restarts_in_words", "restarts_of", "restored_state",
-    "samples", "samples_of_absent", "standstill", "tier_name", "tier_of", "used_again", "why_moot", "why_unplaced",
-    "why_unseen", "without_steps", "worst_tier",
+    "last_step_of", "leftovers", "losses", "noticed_s", "offenders", "rates", "restarts_in_words", "restarts_of",
+    "restored_state", "samples", "samples_of_absent", "standstill", "tier_name", "tier_of", "used_again", "why_moot",
+    "why_unplaced", "why_unseen", "without_steps", "worst_tier",
 ]  # fmt: skip

@@ -224,6 +224,14 @@ def last_error(run: Record) -> str:
     return f"; the job's last error: {_short(own[-1])}" if own else ""
 
 
+def said_at_the_end(run: Record, pattern: str) -> str | None:
+    """The last line that matches, among those since the failures before the last. None if there is none."""
+    ends = [place for place, line in enumerate(run.log_end) if _FAILED.search(line)]
+    before = ends[: -max(1, run.plan.job.nodes)]  # each node reports the failure of an attempt
+    since = _kept(run.log_end[before[-1] + 1 if before else 0 :])
+    return next((_short(line) for line in reversed(since) if re.search(pattern, line)), None)
+
+
 def cause_of_end(run: Record, attempt: int) -> str:
     """The name of the known failure with which an attempt ended: the last in its log that the attempt did not survive.
     A failure that only follows from something else is named only if there is no other. Empty if there is none, or if

@@ -13,7 +13,9 @@ It asks NVML. With --kernel-log before the command, it also reads the kernel's l
 waited for the event. With --dcgm, it also asks the node's DCGM, by dcgmi. With --predict, it makes the job save and go
 on, by SIGUSR1 to the ranks, when a GPU corrects more and more errors: worse ones often follow. With --drain, on one of
 several nodes, torchrun gets the message, too: a node with a sick GPU and no spare one leaves the job to the others and
-to a standby, and a standby with a sick GPU leaves before it gets ranks."""
+to a standby, and a standby with a sick GPU leaves before it gets ranks. With --strikes=N, a node on which ranks were
+killed N times leaves, though nothing says that it is sick. With --self-test, a node first computes what is known
+beforehand (self_test.py), and does not join the job if an answer is wrong."""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,9 @@ RISING = 1_000  # corrected errors from one look to the next
 AGAIN_S = 60.0  # a GPU that goes on like this makes no job save more often
 LOGGED = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\): (\d+)")  # of the driver
 DCGM_XID = "230"  # field: the last Xid
+ENDED = re.compile(rb"failed \(exitcode: (-?\d+)\)")  # torchrun's line about the first rank of this node that failed
+# Signals by which a machine ends a rank. One whose peer is gone ends by an exception, or aborts.
+KILLED = {-signal.SIGILL, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGKILL, -signal.SIGSEGV}
 
 
 def main(command: list[str]) -> int:
@@ -47,6 +53,9 @@ def main(command: list[str]) -> int:
         more.append(command.pop(0))
     beside = Path(sys.executable).with_name(command[0])  # torchrun, where this environment is not on the PATH
     program = command[0] if shutil.which(command[0]) or not beside.exists() else str(beside)
+    if "--self-test" in more and subprocess.call([sys.executable, Path(__file__).with_name("self_test.py")]):
+        print("health agent: this node does not join the job", flush=True)
+        return 1
     # torchaos's overlay must reach only the processes that watch, never the ranks: NCCL reads its topology from NVML.
     overlay, others = os.environ.get("TORCHAOS_NVML_PATH"), os.environ.get("LD_LIBRARY_PATH")
     paths = ":".join(path for path in (overlay, others) if path)
@@ -56,6 +65,7 @@ def main(command: list[str]) -> int:
     watcher = subprocess.Popen([sys.executable, __file__, *arguments], env=env, pass_fds=[tell])
     os.close(tell)
     os.set_blocking(listen, False)
+    most = next((int(word.partition("=")[2]) for word in more if word.startswith("--strikes=")), 0)
     job: subprocess.Popen[bytes] | None = None
     stop: list[int] = []  # signals that this process got
 
@@ -64,17 +74,22 @@ def main(command: list[str]) -> int:
         if job is not None:
             job.send_signal(signum)
 
+    def leave() -> None:
+        print("health agent: this node leaves the job", flush=True)
+        pass_on(signal.SIGTERM, None)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     gpus, told = os.environ.get("CUDA_VISIBLE_DEVICES", ""), b""
     try:
         while True:
-            job = subprocess.Popen([program, *command[1:]])
+            job = subprocess.Popen([program, *command[1:]], stderr=subprocess.PIPE if most else None)
+            if job.stderr is not None:
+                threading.Thread(target=strikes, args=(job.stderr, most, leave), daemon=True).start()
             while (code := job.poll()) is None:
                 told += _read(listen)
                 if "--drain" in more and leaves(gpus, told.decode()) and not stop:
-                    print("health agent: this node leaves the job", flush=True)
-                    pass_on(signal.SIGTERM, None)
+                    leave()
                 time.sleep(EVERY_S / 10)
             told += _read(listen)
             others = without_sick(gpus, told.decode())
@@ -92,6 +107,20 @@ def _read(pipe: int) -> bytes:
         return os.read(pipe, 1 << 16)
     except BlockingIOError:
         return b""
+
+
+def strikes(lines: Iterable[bytes], most: int, leave: Callable[[], None]) -> None:
+    """Pass on torchrun's lines. Leave when they tell for the `most`th time that a rank of this node was killed."""
+    killed = 0
+    for line in lines:
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+        found = ENDED.search(line)
+        if found and int(found[1]) in KILLED:
+            killed += 1
+            if killed == most:
+                print(f"health agent: ranks were killed here {killed} times", flush=True)
+                leave()
 
 
 def leaves(gpus: str, told: str) -> bool:

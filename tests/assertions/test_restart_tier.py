@@ -219,3 +219,49 @@ def test_evictions_of_nodes_that_were_not_seen(trainer: Any) -> None:
     ))  # fmt: skip
     assert RestartTier(evicted=0).judge(unseen, []).outcome is Outcome.INCONCLUSIVE
     assert RestartTier().judge(unseen, []).outcome is not Outcome.INCONCLUSIVE
+
+
+def _twice_on(trainer: Any, last: tuple[int, int]) -> Any:
+    """Rank 1 dies on node 1 in two attempts. `last`: the nodes of the third attempt, by rank."""
+    run = trainer(kills=[(18, 1), (18, 1)]).record()
+    nodes = {(0, 0): 0, (0, 1): 1, (1, 0): 0, (1, 1): 1, (2, 0): last[0], (2, 1): last[1]}
+    return _on_nodes(run, nodes)
+
+
+@pytest.mark.parametrize(
+    ("last", "after", "outcome", "words"),
+    [
+        ((0, 2), 2, Outcome.PASSED, ""),
+        ((0, 1), 2, Outcome.FAILED, "node 1 had rank 1 again in attempt 2, after 2 faults had hit it"),
+        ((1, 0), 2, Outcome.FAILED, "node 1 had rank 0 again"),  # another rank is there, and it is the same node
+        ((0, 2), 1, Outcome.FAILED, "node 1 had rank 1 again in attempt 1, after 1 fault"),
+        ((0, 1), 3, Outcome.INCONCLUSIVE, "no node was hit 3 times"),
+    ],
+)
+def test_a_node_that_failed_too_often(
+    trainer: Any, last: tuple[int, int], after: int, outcome: Outcome, words: str
+) -> None:
+    """It is kept out from then on, whatever its ranks are called; until then it may come back."""
+    finding = RestartTier(excluded_after=after).judge(_twice_on(trainer, last), [])
+    assert finding.outcome is outcome, finding.reason
+    assert words in finding.reason
+
+
+def test_an_offender_that_was_not_seen(trainer: Any) -> None:
+    """Where the node of a rank is not known, nobody says that the bad node was kept out, or that it was not."""
+    run = _twice_on(trainer, (0, 1))
+    for blind in (1, 2):
+        unseen = replace(run, events=tuple(
+            replace(e, data={**e.data, "node": None}) if (e.kind, e.attempt, e.rank) == (Kind.RANK_UP, blind, 1) else e
+            for e in run.events
+        ))  # fmt: skip
+        assert RestartTier(excluded_after=2).judge(unseen, []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_each_fault_counts_that_hit_the_node(trainer: Any) -> None:
+    """Offences are counted over all faults, and only those of that node."""
+    run = trainer(kills=[(18, 1), (18, 0), (18, 1)]).record()
+    nodes = {(attempt, rank): rank for attempt in range(4) for rank in range(2)}
+    assert "in attempt 3" in RestartTier(excluded_after=2).judge(_on_nodes(run, nodes), []).reason
+    nodes[3, 1] = 2
+    assert RestartTier(excluded_after=2).judge(_on_nodes(run, nodes), []).outcome is Outcome.PASSED

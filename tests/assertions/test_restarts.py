@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pydantic import TypeAdapter
+import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from torchaos.assertions.restarts import Restarts
 from torchaos.harness.base_classes import Assertion
@@ -77,6 +78,42 @@ def test_giving_up_in_time(trainer: Any) -> None:
     for looping in (_dying(trainer, exit_code=None), _dying(trainer, exit_code=-9, stopped=True)):
         finding = bound.judge(looping, [])
         assert (finding.outcome, "never gave up" in finding.reason) == (Outcome.FAILED, True)
+
+
+FAILED = "E1127 10:00:00.000000 41 api.py:984] failed (exitcode: 1) local_rank: 1 (pid: 7) of binary: python"
+LOG = ("Traceback (most recent call last):", "ValueError: sample 17 is not a number", FAILED)
+
+
+@pytest.mark.parametrize(
+    ("log", "outcome"),
+    [
+        ((*LOG, *LOG), Outcome.PASSED),
+        ((*LOG, *LOG, "supervisor: gives up, sample 17 is bad"), Outcome.PASSED),
+        ((*LOG, "RuntimeError: address already in use", FAILED), Outcome.FAILED),  # the reason of an earlier attempt
+        ((*LOG, FAILED), Outcome.FAILED),
+        ((), Outcome.INCONCLUSIVE),
+    ],
+)
+def test_a_job_that_gives_up_says_why(trainer: Any, log: tuple[str, ...], outcome: Outcome) -> None:
+    """The line is one of the last attempt, or comes after it. torchelastic's own lines are nobody's reason."""
+    run = replace(_dying(trainer), log_end=log)
+    finding = Restarts(gives_up_within=60.0, pattern="sample [0-9]+").judge(run, [])
+    assert finding.outcome is outcome, finding.reason
+    assert ("sample 17" in finding.reason) == (outcome is Outcome.PASSED)
+    assert Restarts(gives_up_within=60.0, pattern="exitcode: 1").judge(run, []).outcome is not Outcome.PASSED
+
+
+def test_each_node_reports_the_failure_of_an_attempt(trainer: Any) -> None:
+    """The reason stands before the line of one node, and the line of another node follows."""
+    run = _dying(trainer)
+    two = replace(run, plan=replace(run.plan, job=replace(run.plan.job, nodes=2)), log_end=(*LOG, FAILED))
+    assert Restarts(gives_up_within=60.0, pattern="sample 17").judge(two, []).outcome is Outcome.PASSED
+
+
+def test_a_pattern_is_for_a_job_that_gives_up() -> None:
+    """Elsewhere it would be read by nobody."""
+    with pytest.raises(ValidationError, match="write gives_up_within, too"):
+        TypeAdapter(Restarts).validate_python({"pattern": "bad"})
 
 
 def test_only_a_job_that_must_give_up_need_not_recover() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -344,3 +345,53 @@ def test_the_health_agent_sends_no_signal_that_would_kill(jobs: None) -> None:
 def test_a_node_leaves_when_it_has_no_spare_gpu(jobs: None, gpus: str, told: str, leaves: bool) -> None:
     """Otherwise its job is started again on the spare one."""
     assert importlib.import_module("health_agent").leaves(gpus, told) == leaves
+
+
+def test_a_node_leaves_when_ranks_were_killed_there_too_often(jobs: None, capfd: pytest.CaptureFixture[str]) -> None:
+    """Only a rank that a machine may have ended counts: one whose peer is gone ends by an exception, or aborts."""
+    agent = importlib.import_module("health_agent")
+    lines = [
+        f"E1127 api.py:984] failed (exitcode: {code}) local_rank: 0".encode() for code in (-9, 1, -6, -15, -11, -7)
+    ]
+    left: list[int] = []
+    agent.strikes(iter([*lines[:4], b"-9 ranks"]), 2, lambda: left.append(1))
+    assert not left
+    agent.strikes(iter(lines), 2, lambda: left.append(2))
+    assert left == [2]  # once, though a third rank was killed
+    assert capfd.readouterr().err.count("failed (exitcode: -9)") == 2  # torchrun's lines are passed on
+
+
+@pytest.mark.parametrize("what", ["", "product", "memory"])
+def test_the_self_test_finds_one_wrong_answer(what: str, jobs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One entry of a product that is off by one, or a byte that does not keep its value. Otherwise nothing is wrong."""
+    module = importlib.import_module("self_test")
+    product, full = torch.Tensor.__matmul__, torch.full
+
+    def wrong_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        done = product(left, right)
+        done[3, 5] += int(done.is_floating_point())  # integers are what it is compared with
+        return done
+
+    def wrong_memory(*shape: Any, **more: Any) -> torch.Tensor:
+        return full(*shape, **more).index_fill_(0, torch.tensor([7]), 9)
+
+    if what == "product":
+        monkeypatch.setattr(torch.Tensor, "__matmul__", wrong_product)
+    elif what == "memory":
+        monkeypatch.setattr(torch, "full", wrong_memory)
+    problem = module.problem(torch.device("cpu"))
+    assert (problem is None) == (not what), problem
+    assert not what or (problem.startswith("1 of ") and what in problem.replace("bytes", "memory"))
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_node_that_fails_its_self_test_does_not_join(code: int, jobs: None, tmp_path: Path) -> None:
+    """Then its torchrun is not started."""
+    agent = Path(importlib.import_module("health_agent").__file__ or "")
+    (tmp_path / "health_agent.py").write_text(agent.read_text())
+    (tmp_path / "self_test.py").write_text(f"raise SystemExit({code})")
+    joined = tmp_path / "joined"
+    words = [sys.executable, str(tmp_path / "health_agent.py"), "--self-test", "touch", str(joined)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, joined.exists()) == (code, not code), done.stderr
+    assert ("does not join" in done.stdout) == bool(code)

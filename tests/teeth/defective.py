@@ -575,12 +575,51 @@ def evicts_its_neighbour():
     health_agent.leaves = suspects
 
 
+def forgives_every_death():
+    """The watcher lets its node come back, however often ranks were killed there."""
+    import health_agent
+
+    health_agent.KILLED = ()
+
+
+def blames_those_that_lost_a_peer():
+    """The watcher counts a rank that ended because its peer was gone as one that was killed here."""
+    import health_agent
+
+    health_agent.KILLED = range(-64, 256)
+
+
 def is_jumpy():
     """The watcher of the GPUs has the job leave for anything that is worth a line in the log."""
     import health_agent
 
     problem, notes = health_agent._problem, health_agent._notes
     health_agent._problem = lambda nvml, gpu: problem(nvml, gpu) or ", ".join(notes(nvml, gpu)) or None
+
+
+def ends_well_whatever_happens():
+    """Ends with exit code 0 at any error, and says in its log that it stopped early."""
+    _at_an_error(lambda error: print(f"stopped early: {error}", flush=True), 0)
+
+
+def does_not_say_why_it_ends():
+    """Ends with an error, and keeps for itself with which."""
+    _at_an_error(lambda error: None, 1)
+
+
+def _at_an_error(act, code):
+    import gpt
+
+    train = gpt.train
+
+    def trains(*args):
+        try:
+            train(*args)
+        except Exception as error:
+            act(error)
+            os._exit(code)
+
+    gpt.train = trains
 
 
 def leaves_a_process():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from torchaos.harness.analysis.ending import cause_of_end, teardown_aborts
+from torchaos.harness.analysis.ending import cause_of_end, last_error, said_at_the_end, teardown_aborts
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.analysis.recovery_times import end_of
 from torchaos.harness.interfaces import Finding, failed, inconclusive, passed
@@ -27,8 +28,9 @@ class Restart:
     why: str
 
 
-def gave_up(run: Record, within_s: float) -> Finding:
-    """Whether the job ended with an error, at most `within_s` seconds after the first fault."""
+def gave_up(run: Record, within_s: float, why: str | None = None) -> Finding:
+    """Whether the job ended with an error, at most `within_s` seconds after the first fault. `why`: a regular
+    expression for the line at the end of the log that says why."""
     starts = [event.mono_s for event in run.of_kind(Kind.JOB_STARTED)]
     landed = landings(run)
     since = landed[0].at_s if landed else min(starts, default=0.0)
@@ -40,7 +42,15 @@ def gave_up(run: Record, within_s: float) -> Finding:
         return failed("the job ended with exit code 0: it did not report that it had failed", gave_up_s=took)
     if took > within_s:
         return failed(f"the job gave up after {took:.1f} s, {took - within_s:.1f} s too late", gave_up_s=took)
-    return passed(f"the job gave up after {took:.1f} s with exit code {run.exit_code}", gave_up_s=took)
+    how = f"the job gave up after {took:.1f} s with exit code {run.exit_code}"
+    if why is None:
+        return passed(how, gave_up_s=took)
+    if not run.log_end:
+        return inconclusive(f"{how}, and its log was not seen", gave_up_s=took)
+    said = said_at_the_end(run, why)
+    if said is None:
+        return failed(f"{how}, and no line at the end of its log matches {why!r}{last_error(run)}", gave_up_s=took)
+    return passed(f"{how}: {said}", gave_up_s=took)
 
 
 def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]:
@@ -177,13 +187,48 @@ def _evicted(run: Record, landed: Sequence[Landing]) -> set[int] | None:
     there = _nodes(run, last) if last else None
     if there is None:
         return None
-    targets = {fault.id: fault.target for fault in run.plan.faults}
     hit, had = set[int](), set[int]()
     for landing in landed:
-        ups = [event for event in run.of_kind(Kind.RANK_UP) if event.attempt == landing.attempt]
-        if any(event.data["node"] is None for event in ups):
+        before, nodes = _nodes_before(run, landing), _nodes_hit(run, landing)
+        if before is None or nodes is None:
             return None
-        had |= {event.data["node"] for event in ups}
-        of_ranks = {event.data["node"] for event in ups if event.rank in landing.ranks}
-        hit |= of_ranks or set(targets[landing.fault].nodes if landing.fault in targets else ())
+        had, hit = had | before, hit | nodes
     return had - hit - there
+
+
+def offenders(run: Record, landed: Sequence[Landing], most: int) -> Finding:
+    """Whether each node that so many faults had hit was kept out of all later attempts."""
+    offences, barred = Counter[int](), dict[int, int]()
+    for landing in landed:
+        nodes = _nodes_hit(run, landing)
+        if nodes is None:
+            return inconclusive("the node of some ranks was not seen, so nobody knows which nodes failed how often")
+        offences.update(nodes)
+        barred.update({node: landing.attempt for node in nodes if offences[node] == most})
+    if not barred:
+        return inconclusive(f"no node was hit {most} times, so there was none to keep out")
+    for up in run.of_kind(Kind.RANK_UP):
+        node, attempt = up.data["node"], up.attempt or 0
+        if node is None and attempt > min(barred.values()):
+            return inconclusive(f"it is not known on which node rank {up.rank} was in attempt {attempt}")
+        if attempt > barred.get(node, attempt):
+            times = counted(most, "fault")
+            return failed(f"node {node} had rank {up.rank} again in attempt {attempt}, after {times} had hit it")
+    return passed("")
+
+
+def _nodes_before(run: Record, landing: Landing) -> set[int] | None:
+    """The nodes that had ranks in the attempt in which the fault landed. None if the node of a rank was not seen."""
+    nodes = {up.data["node"] for up in run.of_kind(Kind.RANK_UP) if up.attempt == landing.attempt}
+    return None if None in nodes else nodes
+
+
+def _nodes_hit(run: Record, landing: Landing) -> set[int] | None:
+    """The nodes of the ranks that the fault hit, or else those that it was aimed at. None if the node of a rank was not
+    seen."""
+    ups = (up for up in run.of_kind(Kind.RANK_UP) if up.attempt == landing.attempt and up.rank in landing.ranks)
+    nodes = {up.data["node"] for up in ups}
+    if None in nodes:
+        return None
+    aimed = (node for fault in run.plan.faults if fault.id == landing.fault for node in fault.target.nodes)
+    return nodes or set(aimed)

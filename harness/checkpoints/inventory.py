@@ -85,7 +85,7 @@ def take(
     found: list[dict[str, Any]] = []
     unread: dict[str, int] = {}
     problem, files, end = None, Local(), time.monotonic() + timeout_s
-    saved = _manifests(manifests)
+    saved, links = _manifests(manifests), dict[str, Verified]()
 
     def go_on() -> None:
         if time.monotonic() > end or given_up():
@@ -95,7 +95,7 @@ def take(
         unread = formats.unread(files, os.path.abspath(root), seen := set(map(os.path.normpath, seen)))
         for path in formats.find(files, os.path.abspath(root), seen):
             go_on()
-            found.append(entry(files, path, os.path.abspath(root), saved, go_on))
+            found.append(entry(files, path, os.path.abspath(root), saved, go_on, links))
     except (_GivenUp, UsageError) as error:
         problem = str(error)
     except OSError as error:
@@ -106,11 +106,12 @@ def take(
 
 
 def entry(
-    files: Files, path: str, root: str, manifests: Manifests | None = None, go_on: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
+    files: Files, path: str, root: str, manifests: Manifests | None = None, go_on: Callable[[], None] = lambda: None,
+    links: dict[str, Verified] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """One checkpoint as JSON for assertions. `tensors`: digests of the values, equal in any layout. `sketches`: show by
-    how much values differ (tensor_values.py). `kinds`: types and shapes."""
-    found = verify(files, path, manifests)
+    how much values differ (tensor_values.py). `kinds`: types and shapes. `links`: see `verify`."""
+    found = verify(files, path, manifests, links=links)
     layout, digests, sketches = found.layout, {}, {}
     unread: list[Problem] = []
     for name, summary in tensor_values.summaries(files, layout.tensors, go_on):

@@ -23,7 +23,9 @@ _OF_THE_WATCHER = (
     "hears_nothing", "is_jumpy", "comes_back_to_the_sick_gpu", "does_not_predict", "stays_with_a_sick_gpu",
     "evicts_its_neighbour", "forgives_every_death", "blames_those_that_lost_a_peer",
 )  # fmt: skip
-_SCRIPTS = ("gpt_ddp.py", "gpt_diloco.py", "gpt_fsdp2.py", "gpt_s3.py", "gpt_tiers.py", "gpt_tracker.py")
+_SCRIPTS = (
+    "gpt_ddp.py", "gpt_delta.py", "gpt_diloco.py", "gpt_fsdp2.py", "gpt_s3.py", "gpt_tiers.py", "gpt_tracker.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

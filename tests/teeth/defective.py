@@ -811,6 +811,44 @@ def trusts_the_shared_files_only():
     _with_store(shared)
 
 
+def looks_at_the_newest_link_only():
+    """Looks at the digests of the newest checkpoint, and not at those of the checkpoints on which it builds."""
+
+    def change(store):
+        def chain(self, name, is_newest=True):
+            if is_newest and not _is_what_was_written(self.folder / name):
+                raise ValueError(f"{name} is not what was written")
+            base = _manifest(self.folder / name)["base"]
+            return [*(chain(self, base, False) if base else []), name]
+
+        store.chain = chain
+
+    _with_store(change)
+
+
+def leaves_out_a_damaged_link():
+    """Loads what it can of a chain: a link that is not what was written is left out."""
+
+    def change(store):
+        def chain(self, name):
+            base = _manifest(self.folder / name)["base"]
+            return [*(chain(self, base) if base else []), *([name] if _is_what_was_written(self.folder / name) else [])]
+
+        store.chain = chain
+
+    _with_store(change)
+
+
+def _manifest(folder):
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def _is_what_was_written(folder):
+    import fault_tolerance
+
+    return all(fault_tolerance.digest(folder / file) == known for file, known in _manifest(folder)["files"].items())
+
+
 def watch(defect):
     """As the watcher of the GPUs: health_agent starts itself anew, by its own name."""
     import health_agent

@@ -7,7 +7,7 @@ import posixpath
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from xxhash import xxh3_64_hexdigest
@@ -20,6 +20,7 @@ from ..formats import format, format_table
 from ..formats.format import UNKNOWN_LAYOUT
 from ..layout import Checkpoint, Checksum, Problem, Shard, TensorEntry, Trouble
 from ..zip_records import locate
+from .chains import chain
 from .manifests import Manifests, Saved
 from .stream import BadChunk, Found, Nans, Stream, rest_differs, windows
 
@@ -270,9 +271,38 @@ def verify(
     manifests: Manifests | None = None,
     checks: frozenset[str] = ALL,
     workers: int | None = None,
+    links: dict[str, Verified] | None = None,
 ) -> Verified:
-    """Checks one checkpoint. Raises OSError if its path can't be read at all; every other error is in the result."""
-    layout = formats.read(files, path)
+    """Checks one checkpoint, and those on which it builds. `links`: keeps the results of the latter, for other
+    checkpoints of the same folder. Raises OSError if its path can't be read at all; every other error is in the
+    result."""
+    result = _alone(files, formats.read(files, path), manifests, checks, workers)
+    links = {} if links is None else links
+    for one in chain(files, result.layout):
+        if isinstance(one, Problem):
+            result.problems.append(one)
+            continue
+        if one.path not in links:
+            links[one.path] = _alone(files, one, manifests, checks, workers)
+        _judge_link(result, posixpath.basename(one.path), links[one.path])
+    return result
+
+
+def _judge_link(result: Verified, name: str, link: Verified) -> None:
+    """A checkpoint that builds upon one that is not whole is not whole, and nobody knows of one that builds upon one of
+    which nobody knows."""
+    result.bytes += link.bytes
+    for problem in link.problems:
+        kind = Trouble.LIMIT if problem.is_blind else problem.kind
+        result.problems.append(replace(problem, kind=kind, text=f"it builds upon {name}: {problem.text}"))
+    result.unseen += [f"it builds upon {name}: {text}" for text in link.unseen if text not in result.unseen]
+    result.bare |= link.bare
+
+
+def _alone(
+    files: Files, layout: Checkpoint, manifests: Manifests | None, checks: frozenset[str], workers: int | None
+) -> Verified:
+    """Checks one checkpoint by itself."""
     result = Verified(layout, list(layout.problems))
     known: dict[str, Saved] = {}
     if manifests:

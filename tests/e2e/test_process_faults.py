@@ -19,8 +19,8 @@ ATTEMPTS = {
 
 # What a short run leaves to the long one: kin of those that stay, and the one that has a test of its own.
 LONG = {
-    "abort-rank", "after-failures", "crash-loop", "exception-in-rank", "freeze-rank", "hang", "hold-gil",
-    "kill-during-recovery", "kill-during-save", "kill-rank", "kill-twice", "nan-gradient", "rising-errors",
+    "abort-rank", "after-failures", "crash-loop", "damaged-delta", "exception-in-rank", "freeze-rank", "hang",
+    "hold-gil", "kill-during-recovery", "kill-during-save", "kill-rank", "kill-twice", "nan-gradient", "rising-errors",
     "rising-loss", "segfault-rank", "silent-exit", "spot-preemption",
 }  # fmt: skip
 SHORT = {"out-of-memory"}

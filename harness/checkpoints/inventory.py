@@ -132,6 +132,7 @@ def entry(
         "problem": damage[0].text if damage else None,
         "problems": [_as_json(problem, root) for problem in problems],
         "missing": layout.missing,
+        "builds_on": found.links,  # the names of all without which it is of no use
         "unopened": hostile,  # files that must not be unpickled
         "unread": layout.unread,  # types of files that are not read
         "opaque": layout.opaque,

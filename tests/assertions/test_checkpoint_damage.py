@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
+from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.analysis.checkpointing import damage_reaction
 from torchaos.harness.analysis.checkpointing.damage_reaction import Did
 from torchaos.harness.interfaces import Finding, Outcome
@@ -95,6 +96,67 @@ def test_fell_back_to_the_newest_whole_one(trainer: Any) -> None:
     evidence = damage_reaction.felt(record, "damage")
     assert evidence
     assert "went on from step 10" in evidence.what
+
+
+CHAIN = {"step-10": [], "step-15": ["step-10"], "step-20": ["step-15", "step-10"], "step-30": []}
+ASIDE = {"step-10": [], "step-20.damaged": ["step-15"], "step-30": []}  # step 15 was removed
+GONE = {"step-10": [], "step-25": ["step-10"], "step-30": []}  # nobody knows on what step 20 was built
+WHOLE: dict[str, list[str]] = {"step-10": [], "step-15": [], "step-20": [], "step-25": [], "step-30": []}
+
+
+def _with_deltas(trainer: Any, loads: int, builds_on: dict[str, list[str]], killed: int = 23) -> Record:
+    """Step 15 is damaged, and step 20 is saved after that; then a rank dies, and the job goes back to step `loads`.
+    `builds_on`: of the checkpoints in the inventory, by name."""
+
+    class Resumes(trainer):  # type: ignore[misc]
+        def _resume(self, attempt: int, world: int) -> Any:
+            for step in [step for step in self._saved if attempt and step > loads]:
+                self._saved.pop(step)
+            return super()._resume(attempt, world)
+
+    entries = [
+        {"path": name, "format": "dir", "step": int(name[5:7]), "complete": name in WHOLE, "loadable": True,
+         "problem": None if name in WHOLE else "its name says that it is not a finished checkpoint",
+         "tensors": {"w": name[:7]}, "values": {}, "bytes": 10, "builds_on": links}
+        for name, links in builds_on.items()
+    ]  # fmt: skip
+    made: Record = Resumes(kills=[(killed, 1)]).record(inventory={"root": ROOT, "checkpoints": entries})
+    after = next(event for event in made.events if event.kind is Kind.STEP and event.step == 17)
+    about = {"file": f"{ROOT}/step-15/__0_0.distcp", "checkpoint": f"{ROOT}/step-15", "step": 15, "op": "write"}
+    there = [{"path": f"{ROOT}/step-{step}", "step": step} for step in (15, 10, 5)]
+    new: list[tuple[Kind, dict[str, Any]]] = [
+        (Kind.APPLYING, {"phase": "start", "global_step": None, "pid": None}),
+        (Kind.EFFECT, {"what": "survey", "effect": "3 are there", "checkpoints": there}),
+        (Kind.EFFECT, {**about, "what": "damaged", "effect": "step-15/__0_0.distcp (w) was changed"}),
+    ]
+    added = [
+        Event(kind, "harness", 10_000 + n, 0.0, after.mono_s + n / 1e4, data={"fault": "damage", **data})
+        for n, (kind, data) in enumerate(new)
+    ]
+    return replace(made, events=tuple(sorted([*made.events, *added], key=lambda event: event.mono_s)))
+
+
+@pytest.mark.parametrize(
+    ("builds_on", "loads", "damage", "work"),
+    [
+        (CHAIN, 10, "passed", "passed"),
+        (ASIDE, 10, "passed", "passed"),
+        (CHAIN, 5, "failed", "failed"),  # step 10 was whole
+        (CHAIN, 20, "failed", "passed"),  # it builds upon the damaged one
+        (GONE, 10, "passed", "inconclusive"),
+        (WHOLE, 10, "failed", "failed"),  # step 20 was whole, since it builds upon nothing
+        (WHOLE, 20, "passed", "passed"),
+    ],
+)
+def test_a_delta_is_as_good_as_what_it_builds_upon(
+    trainer: Any, builds_on: dict[str, list[str]], loads: int, damage: str, work: str
+) -> None:
+    """A job goes back to before a damaged link, and no further; one that loads a later delta has loaded the damage."""
+    run = _with_deltas(trainer, loads, builds_on)
+    finding = _judge(run)
+    assert finding.outcome.value == damage, finding.reason
+    assert NoLostWork().judge(run, []).outcome.value == work, NoLostWork().judge(run, []).reason
+    assert bool(damage_reaction.felt(run, "damage")) == (builds_on is not WHOLE or loads != 20)
 
 
 @pytest.mark.parametrize("op", ["write", "text"])

@@ -82,6 +82,7 @@ def test_the_inventory_tells_it_of_each(folder: Path) -> None:
     taken = inventory.take(folder)
     good = {one["path"]: not one["problem"] for one in taken["checkpoints"]}
     assert good == {"step-10.pt": True, "step-12.pt": False, "step-14.pt": False, "step-16.pt": False}
+    assert taken["checkpoints"][3]["builds_on"] == ["step-14.pt", "step-12.pt", "step-10.pt"]
     (folder / "step-12.pt").unlink()
     missing = inventory.take(folder)["checkpoints"]
     assert [one["complete"] for one in missing] == [True, False, False]

@@ -39,6 +39,7 @@ class Checkpoint:
     named: str = ""  # the checkpoint folder, with `{run}` instead of the run's own folder, as in `values`
     raced: bool = False  # its only known problem is that memory changed while it was saved
     ranks: tuple[int, ...] = ()  # that saved it
+    builds_on: tuple[str, ...] = ()  # the names of all checkpoints without which this delta is of no use
     obstacle: str = ""  # all that keeps it from being read, if none of it shows that bytes changed or are missing
 
     @property
@@ -217,6 +218,10 @@ def _is_renamed(record: Record, path: str) -> bool:
     return _NUMBER.sub("#", path) in {_NUMBER.sub("#", posixpath.normpath(each)) for each in old}
 
 
+def _names(raw: object) -> tuple[str, ...]:
+    return tuple(map(str, raw)) if isinstance(raw, list) else ()
+
+
 def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpoint:
     path = str(raw["path"])
     save = saved_as(posixpath.join(root, path), record.history.saves)
@@ -236,6 +241,6 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
         loads and not replaced, str(problem) if problem else None,
         tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {}, closed,
         sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root,
-        _named(record.plan.job), _raced(raw), save.ranks if save else (),
+        _named(record.plan.job), _raced(raw), save.ranks if save else (), _names(raw.get("builds_on")),
         "; ".join(_problems(raw)) if _only(raw, "unreadable", *_BLIND) else "",
     )  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from torchaos.harness.analysis.checkpointing.deltas import Deltas
 from torchaos.harness.analysis.checkpointing.resume_points import are_copies, points_of
 from torchaos.harness.interfaces import Evidence
 from torchaos.harness.protocol.wire import Event, Kind
@@ -162,17 +163,20 @@ def _meeting(record: Record, attempt: Attempt, damage: Damage, all_: Sequence[Da
         return None
     met = [load for load in loads if load.mono_s > damage.at_s]
     tried = any(_touches(load.path, damage) for load in met)
-    best = _best(record, damage, all_, over)
-    return Meeting(attempt, damage, _did(attempt, damage, met, first), tried, best, loads)
+    best, deltas = _best(record, damage, all_, over), Deltas.of(record)
+    return Meeting(attempt, damage, _did(attempt, damage, met, first, deltas), tried, best, loads)
 
 
-def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float | None) -> Did:
+def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float | None, deltas: Deltas) -> Did:
     if first is None:
         return Did.ENDED
     # Only loads from the folder of the checkpoints count, because a job may load its initial weights from anywhere.
     here = f"{posixpath.dirname(damage.checkpoint)}/"
     loaded = next((load for load in reversed(whole_loads(loads)) if load.path.startswith(here)), None)
-    if loaded is not None and _touches(loaded.path, damage) and loaded.mono_s < damage.until_s:
+    if loaded is not None and loaded.mono_s < damage.until_s and (
+        _touches(loaded.path, damage)
+        or any(deltas.builds(loaded.path, before, damage.checkpoint) for before in range(attempt.number))
+    ):  # fmt: skip
         return Did.LOADED
     if attempt.base is None:
         return Did.UNKNOWN
@@ -193,7 +197,7 @@ def _touches(path: str, damage: Damage) -> bool:
 
 def _best(record: Record, damage: Damage, all_: Sequence[Damage], by_s: float) -> tuple[str, int] | None:
     hit = [other for other in all_ if other.op != "text" and other.at_s <= by_s]
-    whole = [*_surveyed(record, damage), *_saved_since(record, damage.at_s, by_s)]
+    whole = [*_surveyed(record, damage), *_saved_since(record, hit, damage.at_s, by_s)]
     points = points_of(record)
     sound = (
         found for found in whole
@@ -224,9 +228,13 @@ def _surveyed(record: Record, damage: Damage) -> Iterator[tuple[str, int]]:
             yield str(raw["path"]), step
 
 
-def _saved_since(record: Record, at_s: float, by_s: float) -> Iterator[tuple[str, int]]:
+def _saved_since(record: Record, hit: Sequence[Damage], at_s: float, by_s: float) -> Iterator[tuple[str, int]]:
+    """Without those that build upon a damaged one, or may do so."""
+    deltas = Deltas.of(record)
     for save in record.history.saves:
-        if save.ok and save.ended_s is not None and at_s < save.ended_s < by_s and save.global_step is not None:
+        if not (save.ok and save.ended_s is not None and at_s < save.ended_s < by_s and save.global_step is not None):
+            continue
+        if all(deltas.builds(save.path, save.attempt, one.checkpoint) is False for one in hit):
             yield save.path, save.global_step
 
 

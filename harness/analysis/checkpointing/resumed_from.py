@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import is_below, root_of
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, damages
+from torchaos.harness.analysis.checkpointing.deltas import Deltas
 from torchaos.harness.analysis.checkpointing.local_disks import out_of_reach
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
 from torchaos.harness.protocol.wire import Kind
@@ -48,6 +49,7 @@ class SavedCheckpoint:
     saves: tuple[Save, ...] = ()  # of its files
     gone: tuple[int, ...] = ()  # nodes that had some of its files on their local disks, and were gone
     elsewhere: bool = False  # in another folder than those that resumes loaded
+    upon: str = ""  # the damaged checkpoint on which it may build
 
     @property
     def paths(self) -> frozenset[str]:
@@ -68,7 +70,7 @@ class Resume:
 def resumes(run: Record) -> list[Resume]:
     """The resumes of a run in order of attempts, including resumes whose base is unknown."""
     history, kept, damaged = run.history, _kept(run), [damage for damage in damages(run) if damage.contents]
-    found = []
+    found, deltas = [], Deltas.of(run) if damaged else Deltas()
     hits = list(run.of_kind(Kind.APPLYING, Kind.APPLIED))
     for part in history.segments:
         this = (part.number, part.after)
@@ -83,10 +85,10 @@ def resumes(run: Record) -> list[Resume]:
         # damage that the fault did.
         whole_s = max((hit.mono_s for hit in hits if hit.mono_s <= by_s), default=by_s) if part.after else by_s
         earlier_saves = (
-            _within_reach(run, saved, part)
+            _within_reach(run, whole, part)
             for saved in kept
             if saved.attempt < part.number + (part.after > 0) and saved.whole_s <= whole_s
-            if not _hit(damaged, saved, by_s)
+            if (whole := _not_hit([one for one in damaged if one.at_s <= by_s], saved, deltas))
         )
         there = [saved for saved in earlier_saves if saved]
         sure = [saved for saved in there if saved.sure or saved.step == part.base]  # a load proves it too
@@ -253,8 +255,16 @@ def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCh
     return replace(saved, sure=False, gone=lost.nodes) if lost.paths else saved
 
 
-def _hit(damaged: Iterable[Damage], checkpoint: SavedCheckpoint, by_s: float) -> bool:
-    return any(damage.step == checkpoint.step and damage.at_s <= by_s for damage in damaged)
+def _not_hit(damaged: Sequence[Damage], saved: SavedCheckpoint, deltas: Deltas) -> SavedCheckpoint | None:
+    """The checkpoint, unless a fault has damaged it, or one on which it builds. Not sure if it may build upon one."""
+    if any(damage.step == saved.step for damage in damaged):
+        return None
+    earlier = [damage.checkpoint for damage in damaged if (damage.step or 0) < saved.step]
+    builds = {one: deltas.builds(saved.path, saved.attempt, one) for one in earlier}
+    if True in builds.values():
+        return None
+    unknown = next((one for one, known in builds.items() if known is None), None)
+    return replace(saved, sure=False, upon=posixpath.basename(unknown)) if unknown else saved
 
 
 @dataclass(frozen=True)

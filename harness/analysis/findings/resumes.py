@@ -101,6 +101,8 @@ class Resumes:
             if gone:
                 why = f"its files on the local disk of node {gone} were gone, and whether copies were left is not known"
             doubt = f", which may have been incomplete: {why}"
+            if resume.newer.upon:
+                doubt = f", which may build upon {resume.newer.upon}, and that was damaged"
             if resume.newer.elsewhere:
                 doubt = f" in {posixpath.dirname(checkpoint_of(resume.newer.path))}: no resume loaded one from there"
             return inconclusive(

@@ -248,6 +248,7 @@ class Verified:
     bare: bool = False  # neither a CRC nor a digest covers all of its contents
     manifest: bool = False  # a manifest covers at least a part of it
     bytes: int = 0  # bytes of contents that were read
+    links: list[str] = field(default_factory=list)  # the names of the checkpoints on which it builds
 
     @property
     def answer(self) -> Answer:
@@ -278,13 +279,14 @@ def verify(
     result."""
     result = _alone(files, formats.read(files, path), manifests, checks, workers)
     links = {} if links is None else links
-    for one in chain(files, result.layout):
+    for name, one in chain(files, result.layout):
+        result.links += [name] if name else []
         if isinstance(one, Problem):
             result.problems.append(one)
             continue
         if one.path not in links:
             links[one.path] = _alone(files, one, manifests, checks, workers)
-        _judge_link(result, posixpath.basename(one.path), links[one.path])
+        _judge_link(result, name, links[one.path])
     return result
 
 

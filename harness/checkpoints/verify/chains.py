@@ -35,28 +35,29 @@ class Link:
     path: str | None
 
 
-def chain(files: Files, layout: Checkpoint) -> Iterator[Checkpoint | Problem]:
-    """All checkpoints on which this one builds, the nearest first, or the problem why one of them is not there. Nothing
-    for a checkpoint that holds everything. Raises OSError if a folder can't be listed."""
+def chain(files: Files, layout: Checkpoint) -> Iterator[tuple[str, Checkpoint | Problem]]:
+    """The names of all checkpoints on which this one builds, the nearest first, and each, or the problem why it is not
+    there. Nothing for a checkpoint that holds everything. Raises OSError if a folder can't be listed."""
     own = _plain(layout.path)
     done, waiting = {own}, [layout]
     while waiting:
         one = waiting.pop(0)
         links = _links(files, one)
         if not links and _is_delta(one):
-            yield _problem(layout, one, Trouble.LIMIT, "it is a delta, and names no checkpoint on which it builds")
+            yield "", _problem(layout, one, Trouble.LIMIT, "it is a delta, and names no checkpoint on which it builds")
         for link in links:
             if link.path is None:
-                yield _problem(layout, one, Trouble.TORN, f"it builds upon {link.name}, which is missing")
+                yield link.name, _problem(layout, one, Trouble.TORN, f"it builds upon {link.name}, which is missing")
             elif link.path not in done:
                 done.add(link.path)
                 found = formats.read(files, link.path)
                 waiting.append(found)
-                yield found
+                yield posixpath.basename(link.path), found
             elif link.path == own:
-                yield _problem(layout, one, Trouble.UNREADABLE, f"it builds upon {link.name}, which builds upon it")
+                text = f"it builds upon {link.name}, which builds upon it"
+                yield link.name, _problem(layout, one, Trouble.UNREADABLE, text)
             if len(done) > _MOST:
-                yield _problem(layout, one, Trouble.LIMIT, f"it builds upon more than {_MOST} others")
+                yield "", _problem(layout, one, Trouble.LIMIT, f"it builds upon more than {_MOST} others")
                 return
 
 

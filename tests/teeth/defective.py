@@ -670,6 +670,22 @@ def forgets_the_outer_momentum():
     _with_script(change)
 
 
+def keeps_an_old_outer_momentum():
+    """After a restart, each meeting uses the outer momentum of the checkpoint, which gets older and older."""
+
+    def change(script):
+        meet = script["Outer"].meet
+
+        def meets(self):
+            old = {name: value.clone() for name, value in self.momentum.items()}
+            meet(self)
+            self.momentum = old
+
+        script["Outer"].meet = meets
+
+    _with_script(change)
+
+
 def counts_the_dead_at_a_meeting():
     """Takes the mean over the ranks that were ever started, the dead ones too."""
 

@@ -98,6 +98,11 @@ def test_the_inventory_tells_it_of_each(folder: Path) -> None:
         ("delta-20", {"previous": "step-10.pt"}, Answer.WHOLE),
         ("delta-20", {"parent": "step-99"}, Answer.INCOMPLETE),
         ("step-20", {"kind": "delta", "parent_checkpoint": "/gone/ckpt/step-99.pt"}, Answer.INCOMPLETE),
+        ("step-20", {"chain": ["step-10.pt", "step-99.pt", "step-20.pt"]}, Answer.INCOMPLETE),
+        ("step-20", {"chain": ["step-10.pt", "step-14.pt", "step-20.pt"]}, Answer.WHOLE),
+        ("step-20", {"mode": "diff", "prev": "step-99"}, Answer.INCOMPLETE),
+        ("diff-20", {}, Answer.UNTOLD),
+        ("diffusion-20", {}, Answer.WHOLE),
         ("step-20", {"is_delta": True}, Answer.UNTOLD),  # of which one?
         ("step-20", {"full": False}, Answer.UNTOLD),
         ("delta-20", {}, Answer.UNTOLD),
@@ -137,6 +142,9 @@ def test_folders_whose_ranks_or_manifest_name_the_base(tmp_path: Path) -> None:
     (tmp_path / "step-10" / "rank-1.pt").write_bytes(b"")
     for step in (20, 30):
         assert verified(tmp_path / f"step-{step}").answer is Answer.INCOMPLETE
+    inner = {"base": "rank-0.pt", "step": 10}  # a file of its own
+    (tmp_path / "step-10" / "manifest.json").write_text(json.dumps(inner))
+    assert not any("missing" in problem.text for problem in verified(tmp_path / "step-10").problems)
     shutil.rmtree(tmp_path / "step-10")
     assert [problem.text for problem in verified(plain).problems] == [
         "it builds upon step-20: it builds upon step-10, which is missing"

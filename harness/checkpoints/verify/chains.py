@@ -22,7 +22,8 @@ from ..layout import Checkpoint, Problem, Trouble
 _WHICH = r"(_?(checkpoint|ckpt|path|file|folder|dir|name|step|iteration))?"
 _BASE = re.compile(rf"(base|delta_(of|from|base)|based_on|builds_on|depends_on|relative_to){_WHICH}", re.I)
 _EARLIER = re.compile(rf"(parent|prev|previous|predecessor){_WHICH}", re.I)
-_DELTA = re.compile(r"(?<![a-z])(deltas?|incr|incremental|diffs?(?=[-_.]?\d))(?![a-z])", re.I)
+_EACH = re.compile(r"(^|[.:/])(chain|bases|parents|based_on|builds_on|depends_on)\.\d+$", re.I)  # an entry of a list
+_DELTA = re.compile(r"(?<![a-z])(deltas?|incr|incremental|differential|diffs?(?=[-_.]?\d|['\"]?$))(?![a-z])", re.I)
 _SAYS_WHAT = re.compile(r"(kind|type|mode|format|(is_)?(delta|incremental|full))", re.I)
 _MOST = 1000  # links
 
@@ -72,7 +73,7 @@ def _links(files: Files, found: Checkpoint) -> list[Link]:
     links: dict[str, Link] = {}
     for name, text in found.values.items():
         key = _key(name)
-        if _BASE.fullmatch(key) or (is_delta and _EARLIER.fullmatch(key)):
+        if _BASE.fullmatch(key) or _EACH.search(name) or (is_delta and _EARLIER.fullmatch(key)):
             link = _resolved(files, found.path, text.strip("'\""), is_delta)
             if link and link.path != _plain(found.path):
                 links[link.path or link.name] = link
@@ -93,7 +94,8 @@ def _is_delta(found: Checkpoint) -> bool:
 
 
 def _key(name: str) -> str:
-    return re.split(r"[.:/]", name)[-1]
+    """The last part of an entry's name; there may be a million entries."""
+    return name[max(name.rfind(mark) for mark in ".:/") + 1 :]
 
 
 def _plain(path: str) -> str:
@@ -105,7 +107,7 @@ def _resolved(files: Files, path: str, text: str, is_delta: bool) -> Link | None
     training began."""
     folder, name = posixpath.dirname(path), posixpath.basename(text.rstrip("/"))
     elsewhere = posixpath.basename(posixpath.dirname(text.rstrip("/"))) not in ("", ".", posixpath.basename(folder))
-    if not name or not text.isprintable() or (elsewhere and not is_delta):
+    if not name or not text.isprintable() or (elsewhere and not is_delta) or files.exists(f"{path}/{name}"):
         return None
     there = [text] if posixpath.isabs(text) or "://" in text else [f"{folder}/{text}"]
     for one in (*there, f"{folder}/{name}"):

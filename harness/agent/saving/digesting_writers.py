@@ -9,6 +9,7 @@ import io
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,16 @@ class Helper:
         self._queue.put(work)
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Waits until all work that was given so far is done, at most `timeout_s` seconds (None: no limit)."""
+        """Waits until all work is done, at most `timeout_s` seconds (None: no limit). With a limit, the calling thread
+        does its share: the helper thread may have no processor on a busy machine."""
         if timeout_s is None:
             self._queue.join()
             return
-        done = threading.Event()
-        self.do(done.set)
-        done.wait(timeout_s)
+        end_s = time.monotonic() + timeout_s
+        self.lend_a_hand(lambda: time.monotonic() >= end_s)
+        work = self._queue
+        with work.all_tasks_done:
+            work.all_tasks_done.wait_for(lambda: not work.unfinished_tasks, max(0.0, end_s - time.monotonic()))
 
     def lend_a_hand(self, until: Callable[[], bool]) -> None:
         """Does queued work in the calling thread, until `until()` is true or the queue is empty. If all processors are

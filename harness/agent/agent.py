@@ -47,6 +47,7 @@ class Agent:
         self.broken: set[str] = set()  # hooks that failed
         self.thread = threading.get_ident()  # the thread that trains
         self.steps_over = 0  # iterations completed in this attempt
+        self.backwards = 0  # backwards that began while no optimizer of torch's had stepped
         self.loads = 0  # checkpoint files that were loaded
         self.saves = 0  # checkpoint files whose save began
         self.put_back = 0  # calls of load_state_dict for what the job trains
@@ -57,8 +58,9 @@ class Agent:
         # Called in each phase that may be the first of a step, while the state with which a step begins is wanted.
         self.state_begins: Callable[..., Any] | None = None
         # Looks whether the job has changed its parameters. Set only in a job without an optimizer of torch's, after a
-        # backward. Called when a batch is fetched, and when a forward, backward, save or load begins.
-        self.changed: Callable[[], None] | None = None
+        # backward. Called when a batch is fetched, and when a forward, backward, save or load begins; with False if
+        # other values may be in place, such as an average, because the job may be about to save or to evaluate.
+        self.changed: Callable[[bool], None] | None = None
         self.reached: Callable[[], list[Any]] = list  # in such a job: the parameters that its losses depend on
         self.triggers = FaultTriggers(self)
         self.epochs = Epochs(self)
@@ -132,8 +134,6 @@ class Agent:
     def enter(self, phase: wire.Phase, call: Call | None = None) -> None:
         """Must be called when a phase begins in this rank. A fault may fire here; the exceptions that it raises go to
         the job."""
-        if self.changed is not None and phase is wire.Phase.DATA:
-            self.changed()
         self.phases.enter(phase)
         try:
             if self.triggers.current:

@@ -169,7 +169,9 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
         "opt_step": "float | None", "sched_step": "float | None", "phases": "dict[str, float]",
         "skipped": "bool | None", "dropped?": "Whole", "sums?": "Sums",
     },
-    Kind.LOSS: {"losses": _FLOATS},  # late values (asynchronous copies) for the step of this event
+    # Late values for the step of this event: losses (asynchronous copies), or the state after the step as in STEP, if
+    # the job may have had other values in place when the step was seen to be over
+    Kind.LOSS: {"losses": _FLOATS, "parameters?": "str", "moments?": "str", "sketch?": _FLOATS},
     # When training begins, the optimizer's own counter is ahead by this many steps, and its state was not restored.
     Kind.AHEAD: {"steps": "Whole"},
     # format: torch, dcp, safetensors; child: the pid of a forked process of the rank, if that process saves

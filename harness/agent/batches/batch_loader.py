@@ -94,6 +94,8 @@ class LoaderHook:
                 return original(iterator)
             mine = thread == agent.thread  # otherwise a thread of the job itself fetches ahead
             if mine:
+                if agent.changed is not None:
+                    agent.changed(agent.epochs.gives_again(iterator))
                 agent.enter(Phase.DATA)
             self._inside.add(thread)
             try:

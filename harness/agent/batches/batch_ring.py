@@ -296,7 +296,7 @@ class ForwardHook:
 
     def _begins(self, inputs: Any) -> None:
         if self._agent.changed is not None:
-            self._agent.changed()
+            self._agent.changed(True)
         if self._agent.state_begins is not None:
             self._agent.state_begins(Phase.FORWARD, inputs)
         self._trained(inputs)

@@ -142,6 +142,8 @@ class Transfers:
             if elsewhere is None:
                 return original(*args, **kwargs)
             outermost, begun = self._agent.sees_saves and not self.is_nested(""), time.monotonic()
+            if outermost and self._agent.changed is not None:
+                self._agent.changed(False)
             result = elsewhere(original, args, kwargs)
             if outermost and not self.open:
                 waits = threading.get_ident() == self._agent.thread
@@ -251,7 +253,7 @@ class Transfer:
 
     def __enter__(self) -> Transfer:
         if self._agent.changed is not None:
-            self._agent.changed()
+            self._agent.changed(not self._saves)
         self._transfers.begin(self._path, self._format, self._saves)
         self._step, self._begun = self._agent.steps_over, time.monotonic()
         if self._in_training:

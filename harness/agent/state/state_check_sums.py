@@ -57,7 +57,7 @@ class StateSums:
         @functools.wraps(original)
         def load_state_dict(target: Any, *args: Any, **kwargs: Any) -> Any:
             if agent.on and agent.changed is not None:
-                agent.changed()
+                agent.changed(False)
             result = original(target, *args, **kwargs)
             if agent.on and agent.put_back < _MOST_PUT_BACK:
                 put_back(target)

@@ -34,7 +34,9 @@ class StateHook:
         # The numbers of loads, saves and states put back before the last backward. After these, the job may have other
         # parameters.
         self._handled: tuple[int, int, int] | None = None
+        self._late: tuple[int, int] | None = None  # a step whose state is not recorded yet, and the loads until its end
         self.backward_over, self.step_over = careful(self._note_norm), careful(self._note_parameters)
+        self.report_late = careful(self._report_late)
 
     def _note_norm(self) -> None:
         torch = self._torch
@@ -60,11 +62,21 @@ class StateHook:
         else:
             self._agent.emit(Kind.NOTE, {"text": f"the norm of the gradient is {norm:.6g}", "norm": norm})
 
-    def _note_parameters(self) -> None:
-        shown = self._shown()
-        if shown is not None:
+    def _note_parameters(self, trains: bool) -> None:
+        """Must be called when a step is over. `trains` False: the job may have other values in place, so the state
+        after the step is read when the job trains on, and a later event reports it."""
+        if not trains:
+            self._late = self._agent.steps_over + 1, self._agent.loads
+        elif (shown := self._shown()) is not None:
             self._agent.saw("state")
             self._agent.tally.now.after = shown
+
+    def _report_late(self) -> None:
+        """Must be called when the job trains on, begins to load, or ends."""
+        late, self._late = self._late, None
+        if late is not None and late[1] == self._agent.loads and (shown := self._shown()) is not None:
+            self._agent.saw("state")
+            self._agent.emit(Kind.LOSS, {"losses": [], **vars(shown)}, late[0])
 
     def _shown(self) -> Shown | None:
         torch, optimizers = self._torch, self._agent.optimizers

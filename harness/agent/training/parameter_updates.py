@@ -22,11 +22,8 @@ _SEARCHES = 2
 
 
 class Updates:
-    """`backwards`: how many were seen while no optimizer of torch's had stepped."""
-
     def __init__(self, agent: Agent) -> None:
         self._agent, self._torch = agent, import_module("torch")
-        self.backwards = 0
         self._leaves: dict[int, weakref.ref[Any]] = {}  # the tensors that losses reach, by id
         self._marks: dict[int, int] = {}  # the counts of changes at the first backward since the last update
         self._values: list[str] = []  # check sums at that time
@@ -46,7 +43,7 @@ class Updates:
 
     def backward_begins(self, roots: Any) -> None:
         """Must be called when a backward begins. Notes the tensors on which the loss depends."""
-        self.backwards += 1
+        self._agent.backwards += 1
         if self._agent.made:
             return
         for leaf in _leaves(roots):

@@ -70,8 +70,8 @@ class StepEvents:
 
 def _of_state(segment: Segment) -> dict[str, Any]:
     found: dict[str, Any] = {"norm": segment.norm}
-    if (after := segment.after) is not None:
-        found.update(parameters=after.parameters, moments=after.moments, sketch=after.sketch)
+    if segment.after is not None:
+        found.update(vars(segment.after))
     if (before := segment.before) is not None:
         found.update(restored=before.parameters, restored_moments=before.moments, restored_sketch=before.sketch)
     return found

@@ -71,7 +71,7 @@ class StepHooks:
                 if not agent.on or inside_engine() != -1:
                     return original(tensors, *args, **kwargs)
                 if agent.changed is not None:
-                    agent.changed()
+                    agent.changed(True)
                 try:
                     self._backward_begins(tensors)
                 except Exception as error:
@@ -208,10 +208,10 @@ class StepHooks:
         """Must be called when the process ends. Closes an iteration that was left open because a further optimizer step
         could have belonged to it."""
         if self._agent.changed is not None:
-            self._agent.changed()
-        if self._updates.backwards and not self._agent.steps_over:
+            self._agent.changed(True)
+        if self._agent.backwards and not self._agent.steps_over:
             why = _NEVER_STEPPED if self._agent.made else _NO_CHANGE
-            text = _NO_STEP.format(self._updates.backwards, why)
+            text = _NO_STEP.format(self._agent.backwards, why)
             self._agent.emit(Kind.NOTE, {"text": text, "unseen": "steps"})
         if self._counter.finish().after:
             self._agent.careful("steps")(self._events.emit)(True)
@@ -276,17 +276,22 @@ class StepHooks:
         if "samples" in live:
             self._trained.backward_failed()
 
-    def _catch_up(self) -> None:
-        """Ends the step of a job without an optimizer of torch's if its parameters have changed since the backward."""
-        if threading.get_ident() == self._agent.thread and (closed := self._updated()):
+    def _catch_up(self, trains: bool) -> None:
+        """Ends the step of a job without an optimizer of torch's if its parameters have changed since the backward.
+        `trains`: see `Agent.changed`."""
+        if threading.get_ident() != self._agent.thread:
+            return
+        if trains and self._state is not None:
+            self._state.report_late()
+        if closed := self._updated(trains):
             self._follow(closed)
 
-    def _parameters_changed(self) -> Closed | None:
+    def _parameters_changed(self, trains: bool) -> Closed | None:
         if not self._counter.fresh or not self._updates.happened():
             return None
-        self._agent.changed = None
+        self._agent.changed = None if trains else self._catch_up
         if self._state is not None:
-            self._state.step_over()
+            self._state.step_over(trains)
         return self._seal(self._counter.step_end(_PLAIN))
 
     def _step_begins(self, optimizer: Any) -> None:
@@ -350,7 +355,7 @@ class StepHooks:
             if self._ahead.waiting == id(optimizer) and not now.skipped:
                 self._ahead.ends(now.opt_step)
         if self._state is not None:
-            self._state.step_over()
+            self._state.step_over(True)
         closed = self._counter.step_end(id(optimizer))
         return closed if closed is NOTHING else self._seal(closed)
 
@@ -358,7 +363,7 @@ class StepHooks:
         """Handles a module whose gradients the job clears. If the module has all parameters of the optimizers, this is
         as if an optimizer's gradients were cleared."""
         if self._agent.changed is not None:
-            self._agent.changed()
+            self._agent.changed(True)
         optimizers = self._agent.optimizers
         trained = [each for one in optimizers for group in one.param_groups for each in group["params"]]
         if {id(each) for each in trained or self._updates.parameters()} <= {id(each) for each in module.parameters()}:

@@ -136,7 +136,7 @@ class Tally:
         return whole
 
 
-_BEGUN = "_torchaos_begun"
+_BEGUN, _GAVE = "_torchaos_begun", "_torchaos_gave"
 
 
 class Epochs:
@@ -156,14 +156,22 @@ class Epochs:
         """Must be called when the loop has got a batch from this iterator."""
         begins = _BEGUN not in iterator.__dict__
         begun = iterator.__dict__.setdefault(_BEGUN, self._agent.steps_over)
+        iterator.__dict__[_GAVE] = self._agent.steps_over, self._agent.backwards
         if begins and self._last is not None:
             self._after, self._last = self._last, None
         if self._agent.steps_over > begun and _is_last(iterator):
             self._last = self._agent.steps_over + 1
 
+    def gives_again(self, iterator: Any) -> bool:
+        """Whether this iterator gave a batch before a backward of the current step, so that it is one of the
+        training."""
+        steps, backwards = iterator.__dict__.get(_GAVE, (-1, 0))
+        return bool(steps == self._agent.steps_over and backwards < self._agent.backwards)
+
     def resets(self, iterator: Any) -> None:
         """Must be called when this iterator begins again."""
         iterator.__dict__.pop(_BEGUN, None)
+        iterator.__dict__.pop(_GAVE, None)
 
     def _exhausted(self, iterator: Any, ahead: int) -> None:
         """Must be called when this iterator has no more batches. `ahead`: how many of its batches the loop has not got

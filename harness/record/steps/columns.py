@@ -22,6 +22,7 @@ from torchaos.harness.record.steps.packed_blocks import Block, narrow
 
 Array = npt.NDArray[Any]
 Key = tuple[int, int]  # attempt, rank
+Late = Mapping[int, dict[str, Any]]  # by step: fields of an Execution that a later event reported
 
 # In `losses` and `lr`: a loss that was never copied, and a place that a step does not have. No computation gives these
 # numbers.
@@ -56,8 +57,8 @@ class Columns:
 
     @classmethod
     def of(cls, events: Iterable[Event], blocks: Iterable[Block] = ()) -> Columns:
-        """The steps of these events and blocks; losses that arrived late are merged in."""
-        late: dict[Key, dict[int, tuple[float | None, ...]]] = defaultdict(dict)
+        """The steps of these events and blocks; losses and states that were reported late are merged in."""
+        late: dict[Key, Late] = defaultdict(lambda: defaultdict(dict))
         found: dict[Key, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
         for event in events:
             if event.kind in (Kind.STEP, Kind.LOSS) and event.step is not None and event.rank is not None:
@@ -65,8 +66,7 @@ class Columns:
                 if event.kind is Kind.STEP:
                     found[who][event.step].append(event)
                 else:
-                    earlier = late[who].get(event.step, ())
-                    late[who][event.step] = merged(earlier, floats(event.data.get("losses")))
+                    _add_late(late[who][event.step], event.data)
         loose = [
             (_execution(execution, late), execution)
             for steps in found.values()
@@ -178,20 +178,28 @@ class Columns:
         return np.concatenate([np.zeros(0, np.int64), *codes])
 
 
-def _execution(event: Event, late: Mapping[Key, Mapping[int, tuple[float | None, ...]]]) -> Execution:
+def _add_late(found: dict[str, Any], data: Mapping[str, Any]) -> None:
+    found["losses"] = merged(found.get("losses", ()), floats(data.get("losses")))
+    if data.get("parameters") is not None:
+        found.update(parameters=data["parameters"], moments=data.get("moments"), sketch=floats(data.get("sketch")))
+
+
+def _execution(event: Event, late: Mapping[Key, Late]) -> Execution:
     attempt, rank, step = event.attempt or 0, event.rank or 0, event.step or 0
     execution = of_payload(rank, attempt, step, event.mono_s, event.data)
-    losses = late.get((attempt, rank), {}).get(step)
-    return execution if losses is None else with_values(execution, {"losses": merged(execution.losses, losses)})
+    values = late.get((attempt, rank), {}).get(step)
+    if values is None:
+        return execution
+    return with_values(execution, {**values, "losses": merged(execution.losses, values["losses"])})
 
 
-def _with_late(block: Block, late: Mapping[int, tuple[float | None, ...]] | None) -> Block:
+def _with_late(block: Block, late: Late | None) -> Block:
     """The block with losses that arrived late. These have a place in the event of their step."""
     if not late or "nones" not in block.own:
         return block
     losses, nones = block.own["losses"].copy(), block.own["nones"].copy()
     for row in np.flatnonzero(nones).tolist():
-        for place, value in enumerate(late.get(int(block.own["step"][row]), ())[: losses.shape[1]]):
+        for place, value in enumerate(late.get(int(block.own["step"][row]), {}).get("losses", ())[: losses.shape[1]]):
             if value is not None:
                 losses[row, place] = value
                 nones[row] &= ~np.uint64(1 << place)

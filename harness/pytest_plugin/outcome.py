@@ -225,6 +225,8 @@ def _around(run: Run) -> Iterator[str]:
         since = event.mono_s - hits[0]
         if line and -_BEFORE_S <= since <= _AFTER_S:
             lines.append(f"  {since:+8.2f} s  {line.text}")
+        if event is record.exited:  # what torchaos does afterwards explains no failure
+            break
     yield "around the fault:"
     yield from lines[:_MOST_LINES]
     if len(lines) > _MOST_LINES:

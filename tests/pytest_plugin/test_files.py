@@ -108,6 +108,7 @@ def test_a_failure_shows_what_its_reader_needs(project: Project) -> None:
         ">   20 |   - recovery_time: {catch_up: 60s}", "files:  ", "again:  torchaos run s.yaml --seed 7",
     ):  # fmt: skip
         assert part in story, part
+    assert "rolling back" not in story  # comes after the job's end, and explains nothing
     assert "pytest_plugin" not in story
     assert "Traceback" not in story
     assert "def " not in story

@@ -105,13 +105,14 @@ def verify(path: str, every: bool, manifest: Path | None, json_file: Path | None
     """Check a checkpoint for damage. PATH is a checkpoint, or a folder or URL whose newest checkpoint is checked. The
     command checks the structure, the checkpoint's own CRCs, NaN, and the digests that were taken at the save. Nothing
     in it is executed. Exit code 0: whole; 1: damaged or incomplete; 2: of an unknown kind, or it can't be told, with
-    the reason; 3: bad usage, such as a path that does not exist or an empty folder."""
+    the reason, or a file that is not read may be newer; 3: bad usage, such as a path that does not exist or an empty
+    folder."""
     manifests = Manifests.load(manifest) if manifest else None
     files, where = locate(path)
     try:
         results = [verify_one(files, one, manifests) for one in _chosen(files, where, every)]
         trackers = [tracker for tracker in formats.trackers(files, where) if tracker.target is None]
-        beside = {} if [one.layout.path for one in results] == [where] else formats.unread(files, where)
+        beside = [] if [one.layout.path for one in results] == [where] else [*formats.unread_files(files, where)]
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}; give a checkpoint, or a folder of them") from error
     finally:
@@ -120,18 +121,20 @@ def verify(path: str, every: bool, manifest: Path | None, json_file: Path | None
         raise UsageError(f"{path}: it is empty; give a checkpoint, or a folder of them")
     lost = [f"{tracker.path}: it names {tracker.text[:80]!r}, which does not exist" for tracker in trackers]
     code = worst([*(result.code for result in results), *([ExitCode.FAILED] if lost else [])])
-    if every and beside:
+    newest = max((one.layout.step for one in results if one.layout.step is not None), default=None)
+    if any(every or _may_be_newer(file, newest) for file in beside):
         code = worst([code, ExitCode.INCONCLUSIVE])
+    types = formats.types_of(beside)
     if not is_told(
-        json_file, {"checkpoints": [_as_json(result) for result in results], "trackers": lost, "unread": beside}
+        json_file, {"checkpoints": [_as_json(result) for result in results], "trackers": lost, "unread": types}
     ):
         for one in results:
             _show(one)
         for text in lost:
             click.echo(f"damaged: {text}")
         if beside:
-            number = counted(sum(beside.values()), "file")
-            click.echo(f"not read: {number} of the type {', '.join(beside)}, which may hold checkpoints")
+            of_types = f"{counted(len(beside), 'file')} of the type {', '.join(types)}"
+            click.echo(f"not read: {of_types}, which may hold checkpoints")
     sys.exit(code)
 
 
@@ -147,6 +150,11 @@ def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
     layouts = formats.in_order([_outline(files, path) for path in finished])
     torn = [one.path for one in layouts if one.step is None and any(not each.is_blind for each in one.problems)]
     return [*_newest(files, layouts), *(torn if layouts[-1].step is not None else [])]
+
+
+def _may_be_newer(path: str, step: int | None) -> bool:
+    told = formats.format.number_in(posixpath.basename(path))
+    return told is None or step is None or told > step
 
 
 def _newest(files: Files, layouts: Sequence[Checkpoint]) -> Sequence[str]:

@@ -511,3 +511,13 @@ def test_all_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None
     names = [line.split(" (")[0].rpartition("/")[2] for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert names == ["step_5.pt", "step_10.pt", "step_25.pt"]
     assert "torn: step_25.pt: not a complete torch.save file: its end is missing, after 3000 bytes" in done.stdout
+
+
+@pytest.mark.parametrize(("beside", "code"), [("ckpt-4.tar", 0), ("ckpt-5.tar", 0), ("ckpt-6.tar", 2), ("last.tar", 2)])
+def test_a_file_that_is_not_read_may_be_the_newest_checkpoint(tmp_path: Path, beside: str, code: int) -> None:
+    """Without --all, the answer is about the newest checkpoint: a file that nobody looked into may be that one, unless
+    its name says that it is not newer."""
+    torch.save({"model": {"w": torch.ones(2)}, "optimizer": {}, "step": 5}, tmp_path / "ckpt-5.pt")
+    (tmp_path / beside).write_bytes(b"torn")
+    newest = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert (newest.exit_code, "not read: 1 file of the type .tar" in newest.stdout) == (code, True), newest.output

@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,16 +96,23 @@ def read(files: Files, path: str) -> Checkpoint:
 def unread(files: Files, root: str, seen: Collection[str] = ()) -> dict[str, int]:
     """How many files of which type are under a folder, may hold tensors, and belong to no readable checkpoint. `seen`:
     see `find`."""
-    found = Counter[str]()
+    return types_of(unread_files(files, root, seen))
+
+
+def types_of(paths: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(unread_type(posixpath.basename(path)) or "" for path in paths).items()))
+
+
+def unread_files(files: Files, root: str, seen: Collection[str] = ()) -> Iterator[str]:
+    """The paths of the files that `unread` counts."""
     for name in files.names(root) if files.is_dir(root) else ():
         path = f"{root}/{name}"
         if path in seen or kind(files, path) or files.is_alias(path, root):
             continue
         if files.is_dir(path):
-            found.update(unread(files, path, seen))
-        elif end := unread_type(name):
-            found[end] += 1
-    return dict(sorted(found.items()))
+            yield from unread_files(files, path, seen)
+        elif unread_type(name):
+            yield path
 
 
 def in_order(found: list[Checkpoint]) -> list[Checkpoint]:

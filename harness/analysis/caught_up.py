@@ -28,8 +28,8 @@ import numpy.typing as npt
 from torchaos.harness.analysis.ending import aborts_at_exit
 from torchaos.harness.analysis.hit_targets import Landing, RunSoFar, landings
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Attempt, Execution, Executions, History, Save, Segment
-from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.steps.executions import UNPLACED
 
 BACK = "back"  # `what` of an effect event: the injector itself ended the fault

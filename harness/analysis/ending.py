@@ -23,8 +23,9 @@ from torchaos.harness.interfaces import Finding, inconclusive, passed
 from torchaos.harness.monitoring.probes.job_log import BY_NAME, cause_of
 from torchaos.harness.monitoring.probes.log_adapters import without_ansi
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import checkpoint_of
 from torchaos.harness.record.history import Attempt, Load
-from torchaos.harness.record.history.saves_and_loads import checkpoint_of, is_failed
+from torchaos.harness.record.history.saves_and_loads import is_failed
 from torchaos.harness.record.plan import last_words_in_words
 from torchaos.harness.record.record import Record
 

@@ -20,7 +20,7 @@ from torchaos.harness.analysis.recovery_times import recoveries
 from torchaos.harness.interfaces import Finding, First, What
 from torchaos.harness.monitoring.probes.known_failures import BY_NAME
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.history.saves_and_loads import final_path, number_in_name
+from torchaos.harness.record.checkpoint_names import final_path, number_in_name
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Verdict
 

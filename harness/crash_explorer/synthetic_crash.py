@@ -28,8 +28,8 @@ from torchaos.harness.crash_explorer.operations import Operation
 from torchaos.harness.host.disk import owner_only
 from torchaos.harness.interfaces import Target
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Save
-from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.plan import After, Plan, PlannedFault
 from torchaos.harness.record.record import Record
 

@@ -24,7 +24,7 @@ from torchaos.harness.checkpoints.layout import Checkpoint, Trouble
 from torchaos.harness.fault_drivers.checkpoint_edits import Edit, Remove, in_words
 from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Target, Where
 from torchaos.harness.protocol.wire import Kind, Phase
-from torchaos.harness.record.history.saves_and_loads import final_path
+from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.rollback.file_handles import File
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from torchaos.harness.analysis.ending import failed_loads, in_words
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import checkpoint_of, name_of_all, number_in_name
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.history import Attempt, Execution, Executions, Save, saved_as
-from torchaos.harness.record.history.saves_and_loads import by_step, checkpoint_of, name_of_all, number_in_name
+from torchaos.harness.record.history.saves_and_loads import by_step
 from torchaos.harness.record.plan import Plan, counted, moment_in_words, seconds_in_words, target_in_words
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.result import Recovery, Result, Verdict, root_first

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.checkpoint_overhead import CheckpointOverhead, writing_s
-from torchaos.harness.analysis.checkpointing.save_schedule import standstill
+from torchaos.harness.analysis.checkpointing.save_schedule import blocked_by_step, standstill
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Execution, Executions, History, Save
-from torchaos.harness.record.history.saves_and_loads import blocked_by_step
 
 
 def _save(begun: float, ended: float | None, blocked: float, step: int = 5, path: str = "a", rank: int = 0) -> Save:

@@ -12,7 +12,7 @@ import pytest
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.harness.interfaces import Finding, Outcome
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.history.saves_and_loads import number_in_name
+from torchaos.harness.record.checkpoint_names import number_in_name
 from torchaos.harness.record.record import Record
 
 STEPS = (5, 10, 15, 20, 25, 30)

@@ -585,13 +585,13 @@ def test_a_checkpoint_that_a_start_from_scratch_destroys_is_told(trainer: Any) -
 def test_a_rank_that_went_on_from_an_older_copy_is_told() -> None:
     """Its file has the name of the newest step and the contents of an older one, as a peer's copy that came late. The
     optimizer's counter and the samples both show it; one of them alone is no proof."""
-    counter = Witness(OPTIMIZER, 30, "it stood at 31", ranks=(1,))
-    samples = Witness(SAMPLES, 30, "those of its step 1 are those of step 31", ranks=(1,))
-    part = Segment(1, 0, 0.0, 35, (Witness(OPTIMIZER, 35, "it stood at 36", ranks=(0,)), counter, samples))
+    counter = Witness(OPTIMIZER, (30,), "it stood at 31", ranks=(1,))
+    samples = Witness(SAMPLES, (30,), "those of its step 1 are those of step 31", ranks=(1,))
+    part = Segment(1, 0, 0.0, 35, (Witness(OPTIMIZER, (35,), "it stood at 36", ranks=(0,)), counter, samples))
     told = apart(part)
     assert told is not None
     assert (told.ranks, told.step, told.sure) == ((1,), 30, True)
     assert apart(replace(part, witnesses=(counter, samples))) is None, "no other rank is known to go on from the base"
-    for alone in (counter, samples, replace(samples, value=None, also=(30, 35))):
+    for alone in (counter, samples, replace(samples, fits=(30, 35))):
         assert apart(replace(part, witnesses=(alone,))) is None
     assert apart(replace(part, witnesses=(counter, replace(samples, ranks=(0,))))) is None

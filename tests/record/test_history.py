@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import number_in_name
 from torchaos.harness.record.history import Executions, History, base_of, saved_as
 from torchaos.harness.record.history.first_steps import align
-from torchaos.harness.record.history.saves_and_loads import number_in_contents, number_in_name, read_saves
+from torchaos.harness.record.history.saves_and_loads import number_in_contents, read_saves
 from torchaos.harness.record.history.step_evidence import (
     CONTENTS,
     LOG,
@@ -365,14 +366,14 @@ def test_a_file_written_in_place_is_known_by_its_last_save() -> None:
 def test_the_base_contradicts_the_least_weight() -> None:
     """A number that may count from 0 or from 1 is settled by any other witness; a vague witness alone settles nothing,
     and neither does the position in the data, which a job may have lost. The order of the witnesses does not matter."""
-    contents = Witness(CONTENTS, None, "", (15, 16))
+    contents = Witness(CONTENTS, (15, 16), "")
     for base, said in (
-        (16, [contents, Witness(OPTIMIZER, 16, "")]),
-        (15, [contents, Witness(SAMPLES, 0, ""), Witness(LOG, 15, "")]),
+        (16, [contents, Witness(OPTIMIZER, (16,), "")]),
+        (15, [contents, Witness(SAMPLES, (0,), ""), Witness(LOG, (15,), "")]),
         (None, [contents]),
-        (None, [Witness(OPTIMIZER, None, "", (10, 20))]),
-        (10, [Witness(SAMPLES, None, "", (0, 10)), Witness(LOG, 10, "", (9, 11))]),
-        (None, [Witness(SAMPLES, 10, "")]),
+        (None, [Witness(OPTIMIZER, (10, 20), "")]),
+        (10, [Witness(SAMPLES, (0, 10), ""), Witness(LOG, (10, 9, 11), "", prefers_first=True)]),
+        (None, [Witness(SAMPLES, (10,), "")]),
         (None, []),
     ):
         assert decide(said)[0] == decide(said[::-1])[0] == base
@@ -382,13 +383,14 @@ def test_what_the_job_computes_outweighs_its_counter() -> None:
     """The optimizer's counter was saved one step ahead of the weights. The losses, the samples and the file say where
     the job went on; the counter is the finding."""
     said = [
-        Witness(RECORD, 21, "saved in a thread", tuple(range(20, 0, -1))), Witness(CONTENTS, 20, "step = 20", (21,)),
-        Witness(OPTIMIZER, 21, "it stood at 22"), Witness(SAMPLES, 20, ""), Witness(LOSSES, 20, ""),
-        Witness(LOG, 20, ""),
+        Witness(RECORD, tuple(range(21, 0, -1)), "saved in a thread", prefers_first=True),
+        Witness(CONTENTS, (20, 21), "step = 20", prefers_first=True),
+        Witness(OPTIMIZER, (21,), "it stood at 22"), Witness(SAMPLES, (20,), ""), Witness(LOSSES, (20,), ""),
+        Witness(LOG, (20,), ""),
     ]  # fmt: skip
     assert decide(said) == (20, ("the optimizer's own step counter says 21 steps were done, not 20: it stood at 22",))
     assert decide([said[1], said[2]])[0] is not None
-    assert decide([replace(said[1], name=RECORD, also=()), said[2]]) == (None, ())
+    assert decide([replace(said[1], name=RECORD, fits=(20,)), said[2]]) == (None, ())
 
 
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=30), st.data())

@@ -19,9 +19,9 @@ from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.analysis.recovery_times import recoveries
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Attempt, Execution, History, Load, base_of, saved_as
 from torchaos.harness.record.history.attempts import may_begin
-from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.history.step_evidence import Witness, decide
 from torchaos.harness.record.record import Record
 
@@ -324,16 +324,16 @@ def test_a_save_in_a_thread_is_of_the_state_that_it_holds(name: str) -> None:
 def test_a_lone_record_of_a_save_does_not_outvote_all_others() -> None:
     """The file tells of another step, and what the job does bears it out: the state is that of the file."""
     record, file = (
-        Witness("the loaded checkpoint", 13, ""),
-        Witness("the contents of the loaded checkpoint", 5, "", (6,)),
+        Witness("the loaded checkpoint", (13,), ""),
+        Witness("the contents of the loaded checkpoint", (5, 6), "", prefers_first=True),
     )
-    counter, samples = Witness("the optimizer's own step counter", 5, ""), Witness("the samples", None, "", (5, 13))
+    counter, samples = Witness("the optimizer's own step counter", (5,), ""), Witness("the samples", (5, 13), "")
     base, conflicts = decide([record, file, counter, samples])
     assert (base, len(conflicts)) == (5, 1)
     assert conflicts[0].startswith("the loaded checkpoint says 13")
     assert decide([record, file, samples])[0] is None
-    assert decide([record, file, replace(counter, value=13), samples])[0] == 13
-    assert decide([record, counter, replace(samples, value=5, also=())])[0] is None, "what the job does may be a bug"
+    assert decide([record, file, replace(counter, fits=(13,)), samples])[0] == 13
+    assert decide([record, counter, replace(samples, fits=(5,))])[0] is None, "what the job does may be a bug"
 
 
 @pytest.mark.parametrize("broken", ["optimizer", "schedule", "sampler"])

@@ -25,8 +25,8 @@ from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
 from torchaos.harness.protocol.check_sums import is_whole, over_all, plain
 from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.record.checkpoint_names import main_first
 from torchaos.harness.record.history import Attempt, Execution, History, Segment
-from torchaos.harness.record.history.saves_and_loads import main_first
 from torchaos.harness.record.history.step_evidence import (
     CONTENTS,
     LOG,

@@ -24,8 +24,8 @@ from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoi
 from torchaos.harness.analysis.checkpointing.resume_points import Pair, family, lacking, moved, pairs, points_of
 from torchaos.harness.analysis.tolerance import CAP, CERTAIN, LEARNED_FACTOR, LOW_PRECISION, rounding
 from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import History
-from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.record import Record
 
 

@@ -15,8 +15,9 @@ from torchaos.harness.analysis.checkpointing.deltas import Deltas
 from torchaos.harness.analysis.checkpointing.resume_points import are_copies, points_of
 from torchaos.harness.interfaces import Evidence
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Attempt, Load, saved_as
-from torchaos.harness.record.history.saves_and_loads import final_path, whole_loads
+from torchaos.harness.record.history.saves_and_loads import whole_loads
 from torchaos.harness.record.record import Record
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
-from torchaos.harness.record.history.saves_and_loads import final_path
+from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.record import Record
 
 _ASIDE = re.compile(r"\.(damaged|corrupt|bad|broken|old)$")

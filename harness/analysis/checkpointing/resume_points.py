@@ -18,8 +18,8 @@ from itertools import chain, takewhile
 
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
 from torchaos.harness.analysis.checkpointing.local_disks import local_folder
+from torchaos.harness.record.checkpoint_names import checkpoint_of, final_path, is_copy
 from torchaos.harness.record.history import History, Save
-from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path, is_copy
 from torchaos.harness.record.record import Record
 
 _NUMBER = re.compile(r"\d+")

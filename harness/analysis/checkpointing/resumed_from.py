@@ -26,8 +26,8 @@ from torchaos.harness.analysis.checkpointing.deltas import Deltas
 from torchaos.harness.analysis.checkpointing.local_disks import out_of_reach
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
 from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.record.checkpoint_names import checkpoint_of
 from torchaos.harness.record.history import Execution, History, Load, Save, Segment, saved_as
-from torchaos.harness.record.history.saves_and_loads import checkpoint_of
 from torchaos.harness.record.history.step_evidence import OPTIMIZER, RECORD, SAMPLES, Witness
 from torchaos.harness.record.record import Record
 

@@ -8,7 +8,8 @@ end. Then the rank is in no phase of a step from the begin of the save to its en
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,8 +20,8 @@ import numpy.typing as npt
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import is_below, root_of
 from torchaos.harness.analysis.checkpointing.resume_points import family, points_of
 from torchaos.harness.analysis.hit_targets import landings
+from torchaos.harness.record.checkpoint_names import number_in_name
 from torchaos.harness.record.history import Executions, History, Save
-from torchaos.harness.record.history.saves_and_loads import blocked_by_step, number_in_name
 from torchaos.harness.record.record import Record
 
 _ENOUGH = 3  # gaps between saves that are needed to judge
@@ -146,6 +147,20 @@ def standstill(history: History) -> Standstill:
         if gap.works_s - until <= gap.usual_s + gap.saving_s + _SOON_S + _SOON_SHARE * waited:
             blocked[key] = max(blocked[key], waited)
     return Standstill(blocked, possible)
+
+
+def blocked_by_step(saves: Iterable[Save]) -> Mapping[tuple[int, int], float]:
+    """For how many seconds training waited for each checkpoint with all its files, by (attempt, local step). A rank
+    waits for its files one after the other, and the ranks wait at the same time. So the rank that waited longest
+    counts."""
+    of_rank: dict[tuple[int, int, int], float] = defaultdict(float)
+    for save in saves:
+        for rank in save.ranks:
+            of_rank[save.attempt, save.local_step, rank] += save.blocked_s
+    found: dict[tuple[int, int], float] = {}
+    for (attempt, step, _rank), blocked_s in of_rank.items():
+        found[attempt, step] = max(found.get((attempt, step), 0.0), blocked_s)
+    return found
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from torchaos.harness.analysis.ending import final_step, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
+from torchaos.harness.record.checkpoint_names import final_path, main_of
 from torchaos.harness.record.history import Attempt
-from torchaos.harness.record.history.saves_and_loads import final_path, main_of
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 

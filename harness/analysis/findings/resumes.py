@@ -19,8 +19,8 @@ from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.analysis.replica_verdict import each
 from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import checkpoint_of, final_path, number_in_name
 from torchaos.harness.record.history import Save, saved_as
-from torchaos.harness.record.history.saves_and_loads import checkpoint_of, final_path, number_in_name
 from torchaos.harness.record.history.step_evidence import in_words
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record, records_of

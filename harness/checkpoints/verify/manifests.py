@@ -22,7 +22,7 @@ from typing import Any
 from torchaos.harness.host.disk import born_ns
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.manifest import CHUNK, FOLDER, VERSION
-from torchaos.harness.record.history.saves_and_loads import final_path
+from torchaos.harness.record.checkpoint_names import final_path
 
 from ..formats.format_table import may_hold_tensors
 

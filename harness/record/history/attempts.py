@@ -11,7 +11,8 @@ from math import inf
 import numpy as np
 
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.history.saves_and_loads import Load, number_in_contents, number_in_name
+from torchaos.harness.record.checkpoint_names import number_in_name
+from torchaos.harness.record.history.saves_and_loads import Load, number_in_contents
 from torchaos.harness.record.history.step_evidence import LOSSES, SAMPLES, STATE, Witness
 from torchaos.harness.record.steps import Execution, Executions
 
@@ -58,28 +59,9 @@ def by_place(loads: Iterable[Load], own: Executions) -> dict[int, list[Load]]:
     return found
 
 
-class BySteps:
-    """The steps of an attempt by local step, then by rank."""
-
-    def __init__(self, own: Executions) -> None:
-        self._own, self._step = own, own.local_step
-
-    def __getitem__(self, step: int) -> dict[int, Execution]:
-        return {execution.rank: execution for execution in self._own.at(self._step == step)}
-
-    def not_counted_on(self) -> list[int]:
-        """The local steps after which, on some rank, the optimizer's own counter was not higher than before, or higher
-        by more than usual."""
-        counts, found = self._own.column("opt_step"), set[int]()
-        for places in self._own.by_ranks():
-            part = self._own.at(places)
-            order = np.lexsort((part.local_step, part.rank))
-            step, rank, count = (column[order] for column in (part.local_step, part.rank, counts[places]))
-            by = np.where((np.diff(step) == 1) & (np.diff(rank) == 0), np.diff(count), np.nan)
-            usual = np.nanmedian(by) if not np.isnan(by).all() else 1.0
-            with np.errstate(invalid="ignore"):
-                found |= set(step[1:][(by <= 0) | (by > usual)].tolist())
-        return sorted(found)
+def at_step(own: Executions, step: int) -> dict[int, Execution]:
+    """What each rank did in this local step of an attempt."""
+    return {execution.rank: execution for execution in own.at(own.local_step == step)}
 
 
 def may_begin(
@@ -96,46 +78,50 @@ def may_begin(
     return counted or any(number_in_contents(load.numbers) or number_in_name(load.path) is not None for load in loads)
 
 
-def jumps(steps: BySteps, unseen: bool) -> set[int]:
+def jumps(own: Executions, unseen: bool) -> set[int]:
     """The local steps after which the optimizer's own counter went back, or ahead, on all ranks, or stood still, if the
     job's state is `unseen`. If it goes ahead more than once, it is the counter of several optimizers that take
     turns."""
     found, ahead = set(), 0
-    for place in steps.not_counted_on():
-        earlier, before, after = (steps[place - back] for back in (2, 1, 0))
-        if _jumped(before, after) or _counted_again(earlier, before, after, unseen):
+    for place in _not_counted_on(own):
+        earlier, before, after = (at_step(own, place - back) for back in (2, 1, 0))
+        pairs = [(before[rank], now) for rank, now in after.items() if rank in before]
+        if all(_jumped(*pair) for pair in pairs) or (
+            before.keys() <= earlier.keys() & after.keys()
+            and all(_counted_again(earlier[was.rank], was, now, unseen) for was, now in pairs)
+        ):
             found.add(place - 1)
-            ahead += any(
-                (each.opt_step or 0) > (before[rank].opt_step or 0) for rank, each in after.items() if rank in before
-            )
+            ahead += any((now.opt_step or 0) > (was.opt_step or 0) for was, now in pairs)
     return found if ahead < 2 else set()
 
 
-def _jumped(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
-    pairs = [(before[rank].opt_step, execution.opt_step) for rank, execution in after.items() if rank in before]
-    return bool(pairs) and all(was is not None and now is not None and now not in (was, was + 1) for was, now in pairs)
+def _not_counted_on(own: Executions) -> list[int]:
+    """The local steps after which, on some rank, the optimizer's own counter was not higher than before, or higher by
+    more than usual."""
+    counts, found = own.column("opt_step"), set[int]()
+    for places in own.by_ranks():
+        part = own.at(places)
+        order = np.lexsort((part.local_step, part.rank))
+        step, rank, count = (column[order] for column in (part.local_step, part.rank, counts[places]))
+        by = np.where((np.diff(step) == 1) & (np.diff(rank) == 0), np.diff(count), np.nan)
+        usual = np.nanmedian(by) if not np.isnan(by).all() else 1.0
+        found |= set(step[1:][(by <= 0) | (by > usual)].tolist())
+    return sorted(found)
 
 
-def _counted_again(
-    earlier: Mapping[int, Execution], before: Mapping[int, Execution], after: Mapping[int, Execution], unseen: bool
-) -> bool:
+def _jumped(before: Execution, after: Execution) -> bool:
+    was, now = before.opt_step, after.opt_step
+    return was is not None and now is not None and now not in (was, was + 1)
+
+
+def _counted_again(earlier: Execution, before: Execution, after: Execution, unseen: bool) -> bool:
     """Whether a counter went back by one step and then counted this step again, with the same samples. Then it seems
     not to have changed. If the job's state is `unseen`, it may go on with other samples."""
-    of_all = bool(before) and before.keys() <= earlier.keys() & after.keys()
-    return of_all and all(
-        _is_the_same_step(before[rank], after[rank], unseen) and before[rank].opt_step != earlier[rank].opt_step
-        for rank in before
-    )
-
-
-def _is_the_same_step(before: Execution, after: Execution, unseen: bool) -> bool:
-    if before.opt_step is None or after.opt_step != before.opt_step or after.skipped:
+    if before.opt_step in (None, earlier.opt_step) or after.opt_step != before.opt_step or after.skipped:
         return False
-    if unseen:
-        return True
-    if after.samples_seen and before.samples_seen:
+    if not unseen and after.samples_seen and before.samples_seen:
         return after.samples == before.samples
-    return after.loss_seen and after.losses == before.losses
+    return unseen or (after.loss_seen and after.losses == before.losses)
 
 
 def _counts_on(before: Execution, after: Execution) -> bool:
@@ -146,6 +132,8 @@ def _counts_on(before: Execution, after: Execution) -> bool:
     )
 
 
+# The ends of processes by their place in the events; by pid, and by attempt and rank.
+_Exits = defaultdict[object, dict[int, Event]]
 _BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)
 
 
@@ -193,7 +181,10 @@ def read(events: Sequence[Event]) -> list[Attempt]:
     starts = [(event.mono_s, int(event.data["submission"])) for event in events if event.kind is Kind.JOB_STARTED]
     if not of_attempt:  # only the job's own start and its log are known
         return [Attempt(n, submission, {}, start, None, 0) for n, (start, submission) in enumerate(starts)]
-    exits = _Exits(event for event in events if event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE))
+    exits: _Exits = defaultdict(dict)
+    for place, event in enumerate(events):
+        if event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE):
+            exits[event.data.get("pid")][place] = exits[event.attempt, event.rank][place] = event
     return [_attempt(number, of_attempt[number], exits, starts) for number in sorted(of_attempt)]
 
 
@@ -216,27 +207,12 @@ def _process(attempt: int, rank: int, seen: list[Event], exits: _Exits) -> Proce
     named = sorted(seen, key=lambda event: event.kind is Kind.ELASTIC_WORKER)
     pid = next((event.data["pid"] for event in named if event.data.get("pid")), None)
     ticks = next((event.data["start_ticks"] for event in seen if event.data.get("start_ticks")), None)
-    own = [event for event in exits.perhaps_of(attempt, rank, pid) if _is_of(event, attempt, rank, pid, ticks)]
+    near = sorted((exits[pid] | exits[attempt, rank]).items())
+    own = [event for _place, event in near if _is_of(event, attempt, rank, pid, ticks)]
     gone = next((event for event in own if event.kind is Kind.RANK_EXITED), None)
     codes = [event.data.get("exit_code") for event in own]
     code = next((code for code in codes if code is not None), None)
     return Process(pid, ticks, seen[0].mono_s, gone.mono_s if gone else None, code)
-
-
-class _Exits:
-    """The ends of processes, with searches by rank and by pid."""
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._by_pid: dict[int | None, list[tuple[int, Event]]] = defaultdict(list)
-        self._by_rank: dict[tuple[int | None, int | None], list[tuple[int, Event]]] = defaultdict(list)
-        for place, event in enumerate(events):
-            self._by_pid[event.data.get("pid")].append((place, event))
-            self._by_rank[event.attempt, event.rank].append((place, event))
-
-    def perhaps_of(self, attempt: int, rank: int, pid: int | None) -> list[Event]:
-        """The ends that may belong to this process, the most likely first."""
-        found = dict([*self._by_pid[pid], *self._by_rank[attempt, rank]])
-        return [found[place] for place in sorted(found)]
 
 
 def _is_of(event: Event, attempt: int, rank: int, pid: int | None, ticks: int | None) -> bool:

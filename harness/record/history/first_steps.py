@@ -18,7 +18,7 @@ from torchaos.harness.record.history import step_evidence as names
 from torchaos.harness.record.history.saves_and_loads import Load, Save
 from torchaos.harness.record.history.snapshots import Snapshots
 from torchaos.harness.record.history.step_evidence import Witness
-from torchaos.harness.record.steps import Execution, Executions
+from torchaos.harness.record.steps import Execution, Executions, StepTable
 from torchaos.harness.record.steps.execution import sums_of, with_values
 
 Array = npt.NDArray[Any]
@@ -73,14 +73,6 @@ class Scene:
         return [execution for steps in known for execution in steps.at(wanted(steps))]
 
 
-def undecided_witness(
-    name: str, fits: Sequence[int], rests_on: str, ranks: Sequence[int] = (), trust: float = 1.0
-) -> Witness:
-    """A witness for all steps that fit, without a preference. If only one fits, the witness names it."""
-    only = len(fits) == 1
-    return Witness(name, fits[0] if only else None, rests_on, () if only else tuple(fits), tuple(ranks), trust)
-
-
 def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[Witness]:
     """A witness for each group of ranks that agree, the largest group first. The others are trusted less, so that some
     ranks that have another state do not make the step of all unknown."""
@@ -89,7 +81,7 @@ def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[
         groups[by_rank[rank][0]].append(rank)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     return [
-        undecided_witness(name, fits, by_rank[ranks[0]][1], ranks, trust if not place else trust * OTHER_RANKS)
+        Witness(name, fits, by_rank[ranks[0]][1], tuple(ranks), trust * (OTHER_RANKS if place else 1.0))
         for place, (fits, ranks) in enumerate(ordered)
     ]
 
@@ -168,25 +160,29 @@ def of_content(scene: Scene) -> list[Witness]:
 def _of_samples(scene: Scene) -> list[Witness]:
     """The witness of the samples. They are aligned rank by rank or, if the earlier ranks no longer exist, by the
     samples of all ranks of a step together."""
-    by_sum = any(steps.column("summed").any() for steps in (scene.own, *scene.known))
-    read, column = (_sum, "samples_sum") if by_sum else (_seen_samples, "samples")
-    found = _of_column(names.SAMPLES, scene, read, lambda steps: steps.column(column))
-    if found:
+    if found := _of_column(names.SAMPLES, scene, _samples, lambda steps: steps.column("samples_sum")):
         return found
-    own = _union_by_step(scene.start, lambda execution: execution.local_step, by_sum)
+    own = {step - scene.after: total for step, total in _totals(scene.own, "local_step", FEW).items()}
     if not own:
         return []
-    begun = scene.own.at(scene.own.local_step == scene.after + min(own)).column("samples_sum")
-    near = _around(_steps_with(scene.known, begun.sum(dtype=np.uint64)), [min(own)])
-    last = {
-        (execution.rank, execution.global_step): execution
-        for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near))
-    }
-    fits = align(own, {step: [key] for step, key in _union_by_step(last.values(), _global, by_sum).items()})
-    if fits:
-        return grouped(names.SAMPLES, {-1: (fits, "taken over all ranks of a step")})
-    other = _unlike(scene, _straight(scene), scene.start[:1], lambda ours, theirs: read(ours) == read(theirs))
-    return [Witness(names.SAMPLES, None, "they are not those of that step", against=other)] if other else []
+    reference: dict[int, set[int]] = defaultdict(set)
+    for part in scene.known:
+        for number in part.attempts:
+            for step, total in _totals(part.of_attempt(number), "global_step").items():
+                reference[step].add(total)
+    if fits := align(own, reference):
+        return [Witness(names.SAMPLES, fits, "taken over all ranks of a step")]
+    other = _unlike(scene, _straight(scene), scene.start[:1], lambda ours, theirs: _samples(ours) == _samples(theirs))
+    return [Witness(names.SAMPLES, (), "they are not those of that step", against=other)] if other else []
+
+
+def _totals(steps: Executions, column: str, first: int | None = None) -> dict[int, int]:
+    """By the number of a step in this column (only the `first` numbers): the sum of the samples of all its ranks. Steps
+    with samples that were not seen are left out."""
+    table = StepTable(steps.last_of(column, "rank"), column)
+    table = table.only(~table.any(~table.executions.samples_known))
+    totals = table.sums(table.executions.column("samples_sum"))
+    return dict(zip(table.numbers[:first].tolist(), totals[:first].tolist(), strict=True))
 
 
 def _straight(scene: Scene) -> set[int]:
@@ -197,11 +193,7 @@ def _straight(scene: Scene) -> set[int]:
     return set() if scene.first or any(execution.opt_step is not None for execution in scene.start) else {0}
 
 
-def _seen_samples(execution: Execution) -> Hashable:
-    return execution.samples if execution.samples_seen else None
-
-
-def _sum(execution: Execution) -> Hashable:
+def _samples(execution: Execution) -> Hashable:
     """The number of samples and their sum, which are also known of steps whose single samples were not kept."""
     return sums_of(execution)[:2] if execution.samples_seen or execution.sums is not None else None
 
@@ -252,13 +244,13 @@ def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
         return found
     if found := _of_column(names.LOSSES, scene, read, _first_loss, only_first=True):
         parted = _unlike(scene, _fits(found), scene.start)
-        against = Witness(names.PARTED, None, "the first loss is equal, and later ones are not", against=parted)
+        against = Witness(names.PARTED, (), "the first loss is equal, and later ones are not", against=parted)
         if scene.unseen:  # the first loss of all may be that of a warm-up
             found = [witness for witness in found if witness.fits != (0,)]
         return [against] if parted else found
     own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
     unlike = _unlike(scene, _fits(samples) | _straight(scene), own.values())
-    return [Witness(names.UNLIKE, None, "the same samples gave other losses", against=unlike)] if unlike else []
+    return [Witness(names.UNLIKE, (), "the same samples gave other losses", against=unlike)] if unlike else []
 
 
 def _fits(witnesses: Iterable[Witness]) -> set[int]:
@@ -307,42 +299,3 @@ def _first_of(values: Array) -> Array:
 def _around(steps: Iterable[int], firsts: Iterable[int]) -> list[int]:
     """The global steps of the first steps of an attempt, if one of `firsts` (local steps) is one of `steps`."""
     return [step - first + local for step in set(steps) for first in firsts for local in range(1, FEW + 1)]
-
-
-def _steps_with(known: Sequence[Executions], samples_sum: np.uint64) -> list[int]:
-    """The global steps in which the last executions of all ranks together had these samples."""
-    step, rank, sums = (
-        np.concatenate([np.zeros(0, kind), *(executions.column(name) for executions in known)])
-        for name, kind in (("global_step", np.int64), ("rank", np.int64), ("samples_sum", np.uint64))
-    )
-    order = np.lexsort((rank, step))
-    last = np.append((np.diff(step[order]) != 0) | (np.diff(rank[order]) != 0), True)[: len(order)]
-    kept = order[last]
-    steps, starts = np.unique(step[kept], return_index=True)
-    if not len(steps):
-        return []
-    found: list[int] = steps[np.add.reduceat(sums[kept], starts) == samples_sum].tolist()
-    return found
-
-
-def _union_by_step(
-    executions: Iterable[Execution], step_of: Callable[[Execution], int], by_sum: bool
-) -> dict[int, Hashable]:
-    """By step: the samples of all ranks together, or their sum. Steps with samples that were not seen are left out."""
-    read, union = (_sum, _total) if by_sum else (_seen_samples, _union)
-    parts: dict[int, list[Any]] = defaultdict(list)
-    for execution in executions:
-        parts[step_of(execution)].append(read(execution))
-    return {step: union(found) for step, found in parts.items() if None not in found}
-
-
-def _union(parts: Iterable[Hashable]) -> Hashable:
-    return tuple(sorted(str(leaf) for part in parts if isinstance(part, tuple) for leaf in part))
-
-
-def _total(sums: Sequence[tuple[int, int]]) -> Hashable:
-    return sum(count for count, _ in sums), sum(part for _, part in sums) % 2**64
-
-
-def _global(execution: Execution) -> int:
-    return execution.global_step or 0

@@ -320,8 +320,7 @@ def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, .
             continue
         low = min(steps)
         fits = tuple(range(max(low - interval, 0), low))
-        witness = Witness(LOG, fits[0] if len(fits) == 1 else None, f"its first line is of step {low}",
-                          () if len(fits) == 1 else fits)  # fmt: skip
+        witness = Witness(LOG, fits, f"its first line is of step {low}")
         placed.append(replace(attempt, base=witness.value, witnesses=(witness,), first_step=low, last_step=max(steps)))
     return tuple(placed)
 

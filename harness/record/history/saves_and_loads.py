@@ -10,26 +10,20 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import (
+    checkpoint_of,
+    final_path,
+    is_moved,
+    is_related,
+    is_renamed,
+    number_in_name,
+)
 from torchaos.harness.record.steps import Executions
 
-# step-20, step_20, checkpoint-20, iter_0000020, global_step20, epoch=0-step=10.ckpt, ep0-ba10
-_STEP_IN_NAME = re.compile(
-    r"(?:step|iter(?:ation)?|checkpoint|ckpt|(?<![a-z])ba)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
-)
-# A name that a checkpoint has until it is complete: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
-# `part` and `partial` may also be of the name itself, as in partial_0.pt or model_part_1.pt, which are files of ranks.
-_WORDS, _PART = "(?:tmp|temp|incomplete|inprogress)", "part(?:ial)?"
-_UNFINISHED = re.compile(
-    rf"^[._~-]*(?:{_WORDS}[._-]+(?=\w)|{_PART}[._-]+(?=step|iter|epoch|checkpoint|ckpt|global))|^[.~]+(?=\w)"
-    rf"|[._-]{_PART}(?:\.\w+)?$|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$",
-    re.I,
-)
 _COUNTS_OTHERWISE = re.compile(r"/random_states_\d+\.pkl$")  # Accelerate's: "step" is the batch of the epoch, or 0
-_SUFFIX = re.compile(r"(?:\.(?:pt|pth|ckpt|bin|pkl|tar|safetensors))+$")
 
 Writer = tuple[int, int, int]  # a forked process: attempt, rank, its pid
 
@@ -139,20 +133,6 @@ def _writer(event: Event) -> Writer:
     return event.attempt or 0, event.rank or 0, int(event.data["child"])
 
 
-def blocked_by_step(saves: Iterable[Save]) -> Mapping[tuple[int, int], float]:
-    """For how many seconds training waited for each checkpoint with all its files, by (attempt, local step). A rank
-    waits for its files one after the other, and the ranks wait at the same time. So the rank that waited longest
-    counts."""
-    of_rank: dict[tuple[int, int, int], float] = defaultdict(float)
-    for save in saves:
-        for rank in save.ranks:
-            of_rank[save.attempt, save.local_step, rank] += save.blocked_s
-    found: dict[tuple[int, int], float] = {}
-    for (attempt, step, _rank), blocked_s in of_rank.items():
-        found[attempt, step] = max(found.get((attempt, step), 0.0), blocked_s)
-    return found
-
-
 def read_loads(events: Iterable[Event]) -> list[Load]:
     return [
         Load(
@@ -183,7 +163,7 @@ def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -
     folder."""
     path = final_path(posixpath.normpath(path))
     before = [(save, final_path(save.path)) for save in saves if save.begun_s < before_s]
-    for same in (_related, _renamed, _moved):
+    for same in (is_related, is_renamed, is_moved):
         near = [(save, final) for save, final in before if same(path, final)]
         if near:
             break
@@ -192,14 +172,6 @@ def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -
         # One folder above many saves does not show which save it is.
         near = [(save, final) for save, final in near if final == path]
     return max((save for save, _final in near), key=lambda save: save.begun_s, default=None)
-
-
-def checkpoint_of(path: str) -> str:
-    """The checkpoint that contains a file: the path up to the last part that has a step in its name. If no part has
-    one, the file itself."""
-    parts = final_path(path).split("/")
-    ends = [place for place, part in enumerate(parts, 1) if number_in_name(part) is not None]
-    return "/".join(parts[: ends[-1]] if ends else parts)
 
 
 def whole_loads(loads: Sequence[Load]) -> list[Load]:
@@ -215,21 +187,11 @@ def is_failed(load: Load, loads: Sequence[Load]) -> bool:
     return not load.ok and not any((other.rank, other.path) == (load.rank, load.path) for other in later)
 
 
-@lru_cache(4096)
-def number_in_name(path: str) -> int | None:
-    """The step in a name. It is taken from the last part of the path that contains a step."""
-    for part in reversed(path.split("/")):
-        found = _STEP_IN_NAME.search(part)
-        if found:
-            return int(found[1])
-    return None
-
-
 def counts_steps(path: str, saves: Iterable[Save]) -> bool:
     """Whether the number in the name of a save counts steps and not saves. The name may show it. Otherwise the numbers
     of other saves show it: one of them is the step of its save, or they grow like the steps of their saves (and may lag
     behind, because a thread may write late). `saves`: of the first attempt."""
-    part = next((part for part in reversed(path.split("/")) if _STEP_IN_NAME.search(part)), "")
+    part = next((part for part in reversed(path.split("/")) if number_in_name(part) is not None), "")
     if re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I):
         return True
     known = sorted((save.local_step, told) for save in saves if (told := number_in_name(save.path)) is not None)
@@ -256,42 +218,10 @@ def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:
     return None
 
 
-def _related(path: str, other: str) -> bool:
-    return path == other or path.startswith(other + "/") or other.startswith(path + "/")
-
-
-def _renamed(path: str, other: str) -> bool:
-    return _SUFFIX.sub("", path) == _SUFFIX.sub("", other)
-
-
-def _moved(path: str, other: str) -> bool:
-    """Whether both paths are files of checkpoints with the same name, and the name has a step."""
-    ours, theirs = checkpoint_of(path), checkpoint_of(other)
-    same = _renamed(posixpath.basename(ours), posixpath.basename(theirs))
-    return same and number_in_name(posixpath.basename(ours)) is not None
-
-
-def final_path(path: str) -> str:
-    """The path that a checkpoint has when it is complete. Folders above the first name with a step stay as they are:
-    they hold all checkpoints."""
-    parts = path.split("/")
-    first = next((place for place, part in enumerate(parts) if _STEP_IN_NAME.search(part)), len(parts) - 1)
-    return "/".join([*parts[:first], *(_UNFINISHED.sub("", part) or part for part in parts[first:])])
-
-
 def _numbers(load: Mapping[str, Any]) -> dict[str, float]:
     value = None if _COUNTS_OTHERWISE.search(str(load["path"])) else load.get("numbers")
     entries = value.items() if isinstance(value, Mapping) else ()
     return {str(name): number for name, number in entries if isinstance(number, (int, float))}
-
-
-# Files that lie beside a model: states of generators, optimizers, schedules and loaders, settings, and trackers.
-_BESIDE = re.compile(
-    r"rng|random|seed|optim|(^|[._-])opt([._-]|$)|sched|scaler|sampler|data_?loader|train(er|ing)?_?(state|args|info)"
-    r"|progress|metric|config|args|meta|latest|last_checkpoint|tokenizer|callback|stats",
-    re.I,
-)
-_COPY = re.compile(r"best|(^|[._-])ema([._-]|\d|$)", re.I)
 
 
 def by_step(saves: Iterable[Save]) -> list[list[Save]]:
@@ -300,29 +230,3 @@ def by_step(saves: Iterable[Save]) -> list[list[Save]]:
     for save in sorted(saves, key=lambda save: save.begun_s):
         found.setdefault((save.attempt, save.local_step), []).append(save)
     return list(found.values())
-
-
-def name_of_all(paths: Sequence[str], others: Iterable[str] | None = None) -> str:
-    """The name of a checkpoint with these files: of its folder, if that holds several files and nothing else.
-    `others`: the paths of other checkpoints; None: not known."""
-    main = main_of(paths)
-    folder = posixpath.dirname(main)
-    alone = others is not None and len(set(paths)) > 1 and {*map(posixpath.dirname, paths)} == {folder}
-    if number_in_name(main) is None and alone and folder not in {*map(posixpath.dirname, others or ())}:
-        return posixpath.basename(folder)
-    return posixpath.basename(checkpoint_of(main))
-
-
-def main_of(paths: Sequence[str]) -> str:
-    """The path, of these, that most likely holds the model, by its name. If none does: the first."""
-    return min(paths, key=lambda path: (*main_first(path), number_in_name(path) is None))
-
-
-def is_copy(path: str) -> bool:
-    """Whether a file holds a copy of a model that is in another file, by its name."""
-    return bool(_COPY.search(posixpath.basename(path)))
-
-
-def main_first(path: str) -> tuple[bool, bool]:
-    """A key that sorts the file of a model before copies of it, and these before files that lie beside a model."""
-    return bool(_BESIDE.search(posixpath.basename(path))), is_copy(path)

@@ -121,8 +121,9 @@ class Snapshots:
         for (local_step, _times), of_ranks in _together(seen).items():
             part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
             step = part.global_step(local_step) if part.after <= local_step else None
-            for key in self._keys(number, of_ranks) if step is not None else ():
-                self._steps[key].add(step)
+            if step is not None:
+                for key in self._keys(number, of_ranks):
+                    self._steps[key].add(step)
         with_state = list(own.with_state)
         for name, before in (("parameters", 0), ("restored", 1)):
             for step, texts in _by_step(with_state, name).items():

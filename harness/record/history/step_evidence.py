@@ -76,17 +76,18 @@ class Witness:
     """The statement of one witness about the steps before the first step."""
 
     name: str  # of its kind, see KINDS
-    value: int | None  # the step that it prefers; None: several fit equally well
+    fits: tuple[int, ...]
     rests_on: str  # the observation, for messages
-    also: tuple[int, ...] = ()  # other steps that fit as well
     ranks: tuple[int, ...] = ()
     trust: float = 1.0  # the part of its kind's weight that it has
+    prefers_first: bool = False  # the first step that fits is the most likely one
     against: Sequence[int] = ()  # steps that do not fit, if it knows only these
     beyond: float = inf  # from this step on, any step fits, because what it saw comes again and again
 
-    @cached_property
-    def fits(self) -> tuple[int, ...]:
-        return self.also if self.value is None else (self.value, *self.also)
+    @property
+    def value(self) -> int | None:
+        """The step that it prefers. None if several fit equally well."""
+        return self.fits[0] if len(self.fits) == 1 or (self.fits and self.prefers_first) else None
 
     @cached_property
     def _fitting(self) -> frozenset[int]:

@@ -15,18 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from torchaos.harness.record.history.attempts import Attempt, BySteps, Segment, by_place, jumps, may_begin
+from torchaos.harness.record.checkpoint_names import checkpoint_of, main_first, number_in_name
+from torchaos.harness.record.history.attempts import Attempt, Segment, at_step, by_place, jumps, may_begin
 from torchaos.harness.record.history.first_steps import Scene, parts_of
-from torchaos.harness.record.history.saves_and_loads import (
-    Load,
-    Save,
-    checkpoint_of,
-    counts_steps,
-    main_first,
-    number_in_name,
-    saved_as,
-    whole_loads,
-)
+from torchaos.harness.record.history.saves_and_loads import Load, Save, counts_steps, saved_as, whole_loads
 from torchaos.harness.record.history.snapshots import Snapshots, segment_at
 from torchaos.harness.record.history.step_evidence import LOSSES, OPTIMIZER, SAMPLES, Witness, decide
 from torchaos.harness.record.history.step_witnesses import hear, log_lead
@@ -68,7 +60,6 @@ class Placing:
         """The attempt with the base of each of its segments. Attempts must come in order."""
         own, placed_before = self.seen[attempt.number], len(self.placed)
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
-        steps = BySteps(own)
         last = int(own.local_step.max(initial=0))
         ends = own.last_of("rank")
         end = dict(zip(ends.rank.tolist(), ends.local_step.tolist(), strict=True))
@@ -83,9 +74,9 @@ class Placing:
         uncounted = unseen and np.isnan(own.column("opt_step")).all()
         elsewhere = parts_of(own, self._known(own)) if uncounted else set()
         returns = [
-            place for place in sorted((loads.keys() - {0}) | jumps(steps, unseen) | again | elsewhere)
+            place for place in sorted((loads.keys() - {0}) | jumps(own, unseen) | again | elsewhere)
             if place in again | elsewhere or place not in loads
-            or may_begin(loads[place], steps[place], steps[place + 1], unseen)
+            or may_begin(loads[place], at_step(own, place), at_step(own, place + 1), unseen)
         ]  # fmt: skip
         segments = list[Segment]()
         for place, until in pairwise([0, *returns, last]):

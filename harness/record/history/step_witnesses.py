@@ -12,32 +12,16 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 
+from torchaos.harness.record.checkpoint_names import checkpoint_of, number_in_name
 from torchaos.harness.record.history import step_evidence as names
-from torchaos.harness.record.history.first_steps import (
-    OTHER_RANKS,
-    WARM,
-    Said,
-    Scene,
-    grouped,
-    of_content,
-    undecided_witness,
-)
-from torchaos.harness.record.history.saves_and_loads import (
-    Load,
-    Save,
-    checkpoint_of,
-    number_in_contents,
-    number_in_name,
-    saved_as,
-    whole_loads,
-)
+from torchaos.harness.record.history.first_steps import WARM, Said, Scene, grouped, of_content
+from torchaos.harness.record.history.saves_and_loads import Load, Save, number_in_contents, saved_as, whole_loads
 from torchaos.harness.record.history.step_evidence import Witness
-from torchaos.harness.record.steps import Execution, Executions
+from torchaos.harness.record.steps import Executions
 
 Tell = Callable[[Load, Scene], Said | None]
 _LATE = 1000  # the most steps by which a thread may write late
@@ -50,7 +34,7 @@ def of_files(scene: Scene) -> list[Witness]:
     ours = [load for load in whole if load.path not in scene.foreign]
     if ours or not whole:
         return _of_own(ours, scene)
-    return [Witness(names.FOREIGN, 0, "the first attempt loaded this file too, and began there")]
+    return [Witness(names.FOREIGN, (0,), "the first attempt loaded this file too, and began there")]
 
 
 def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
@@ -78,22 +62,12 @@ def _of_loads(name: str, loads: Sequence[Load], scene: Scene, tell: Tell) -> lis
             known = tell(load, scene)
             of = load.path if name == names.RECORD else _set_of_files(load.path)
             said[load.rank][of] += [known] if known else []
-    by_rank = {
-        rank: [each for known in of_checkpoint.values() for each in known]
-        for rank, of_checkpoint in said.items() if all(of_checkpoint.values())
-    }  # fmt: skip
-    groups: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
-    for rank in sorted(by_rank):
-        groups[tuple(dict.fromkeys(fits for fits, _rests_on in by_rank[rank]))].append(rank)
-    found = list[Witness]()
-    for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1])):
-        trust, rests_on = OTHER_RANKS if found else 1.0, by_rank[ranks[0]][0][1]
-        found.append(
-            undecided_witness(
-                name, tuple(dict.fromkeys(step for of_one in fits for step in of_one)), rests_on, ranks, trust
-            )
-        )
-    return found
+    by_rank = dict[int, Said]()
+    for rank, of_checkpoint in said.items():
+        if all(of_checkpoint.values()):
+            of_rank = [each for told in of_checkpoint.values() for each in told]
+            by_rank[rank] = tuple(dict.fromkeys(step for fits, _rests_on in of_rank for step in fits)), of_rank[0][1]
+    return grouped(name, by_rank)
 
 
 def _set_of_files(path: str) -> str:
@@ -163,8 +137,8 @@ def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
     return {(number, done) for number, done in named if number is not None and done is not None}
 
 
-Read = Callable[[Execution], float | None]
 _RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
+_ON = 64  # the most by which a counter that had this value before may also have gone on from its newest value
 _NOT_COMPARED = 0.5  # the trust in a log that was not compared with steps yet
 _AS_FIRST = 0.2  # the trust in a log that is as far ahead of the attempt's steps as in the first attempt
 # The trust in that nothing was saved, if later saves were seen, and a counter and steps of as many ranks would show a
@@ -178,8 +152,8 @@ def hear(scene: Scene) -> list[Witness]:
     return [
         *_of_state(scene),
         *of_files(scene),
-        *_of_counter(names.OPTIMIZER, scene, lambda execution: execution.opt_step, "opt_step", scene.ahead),
-        *_of_counter(names.SCHEDULER, scene, lambda execution: execution.sched_step, "sched_step", None),
+        *_of_counter(names.OPTIMIZER, scene, "opt_step", scene.ahead),
+        *_of_counter(names.SCHEDULER, scene, "sched_step", None),
         *of_content(scene),
         *_of_log(scene),
         *_of_start(scene),
@@ -191,102 +165,64 @@ def _of_state(scene: Scene) -> list[Witness]:
     found = scene.snapshots.began_with(scene.number, scene.after, scene.own)
     trust = _FIRST_STATE if found == (0,) and scene.straight is None else 1.0
     rests_on = "to the bit, its parameters were those after that step"
-    return [undecided_witness(names.STATE, found, rests_on, trust=trust)] if found else []
+    return [Witness(names.STATE, found, rests_on, trust=trust)] if found else []
 
 
 def _of_start(scene: Scene) -> list[Witness]:
     if scene.straight is not None:
-        return [Witness(names.STRAIGHT, scene.straight, "the attempt was at this step before", trust=scene.trust)]
+        return [Witness(names.STRAIGHT, (scene.straight,), "the attempt was at this step before", trust=scene.trust)]
     if scene.first and (scene.alone or (_log_lead(scene) or 0) <= (scene.log_offset or 0) + 1):
-        return [Witness(names.START, 0, "it is the first attempt with steps")]
+        return [Witness(names.START, (0,), "it is the first attempt with steps")]
     if scene.blind or scene.saves or scene.loads:
         return []
     counted = any(each.opt_step is not None or each.sched_step is not None for each in scene.start)
     shown = scene.saves_seen and counted and scene.of_same_ranks
     trust = _SAVES_SEEN if shown else 1.0
-    return [Witness(names.UNSAVED, 0, "no attempt before it saved a checkpoint", trust=trust)]
+    return [Witness(names.UNSAVED, (0,), "no attempt before it saved a checkpoint", trust=trust)]
 
 
-class _Known:
-    """The global steps after which a counter had each of its values."""
-
-    def __init__(self, known: Sequence[Executions], column: str) -> None:
-        self._values = np.concatenate([np.zeros(0), *(executions.column(column) for executions in known)])
-        self._steps = np.concatenate([np.zeros(0, np.int64), *(executions.global_step for executions in known)])
-        seen = ~np.isnan(self._values)
-        self._values, self._steps = self._values[seen], self._steps[seen]
-        self._found: dict[float, set[int]] = {}
-
-    def at(self, value: float) -> set[int]:
-        if value not in self._found:
-            self._found[value] = set(np.unique(self._steps[self._values == value]).tolist())
-        return self._found[value]
-
-    def __bool__(self) -> bool:
-        return len(self._values) > 0
-
-    @cached_property
-    def newest(self) -> tuple[int, float]:
-        """The highest step, and the value after it."""
-        at = int(self._steps.argmax())
-        return int(self._steps[at]), float(self._values[at])
-
-    @property
-    def first(self) -> float:
-        return float(self._values.min())
-
-    @property
-    def last(self) -> float:
-        return float(self._values.max())
-
-
-def _of_counter(
-    name: str, scene: Scene, read: Read, column: str, ahead: Mapping[int, int] | None
-) -> list[Witness]:  # fmt: skip
-    """The witness of a counter. `ahead`: by rank, how far the counter is ahead of the training (see Scene); None: the
-    counter's first value is not known."""
-    if not any(read(execution) is not None for execution in scene.start):
-        return []
-    known, of_rank, by_rank = _Known(scene.known, column), dict[int, _Known](), dict[int, Said]()
-    for execution in sorted(scene.start, key=lambda execution: -execution.local_step):
-        value = read(execution)
-        if value is not None:
-            lead = None if ahead is None else ahead.get(execution.rank, 0)
-            rank = execution.rank
-            if rank not in of_rank:
-                own = [part.at(part.rank == rank) for part in scene.known]
-                always = all(mine.attempts == part.attempts for mine, part in zip(own, scene.known, strict=True))
-                of_rank[rank] = _Known(own, column) if always else known
-            bases = sorted(step - execution.local_step for step in _steps_at(value, of_rank[rank], lead))
-            fits = tuple(base for base in bases if base >= 0)
-            by_rank[execution.rank] = (
-                fits,
-                f"it stood at {value:g} when the attempt's step {execution.local_step} was over",
-            )
-    found = grouped(name, {rank: fitting for rank, fitting in by_rank.items() if fitting[0]})
-    if not scene.as_first:
+def _of_counter(name: str, scene: Scene, column: str, ahead: Mapping[int, int] | None) -> list[Witness]:
+    """The witness of a counter: of its first value. `ahead`: by rank, how far the counter is ahead of the training (see
+    Scene); None: the counter's first value is not known."""
+    by_rank = dict[int, Said]()
+    firsts = {each.rank: each for each in reversed(scene.start) if getattr(each, column) is not None}
+    for rank, first in firsts.items():
+        own = [part.at(part.rank == rank) for part in scene.known]
+        always = all(mine.attempts == part.attempts for mine, part in zip(own, scene.known, strict=True))
+        value, lead = getattr(first, column), None if ahead is None else ahead.get(rank, 0)
+        steps = _steps_at(value, own if always else scene.known, column, lead)
+        if fits := tuple(step - first.local_step for step in sorted(steps) if step >= first.local_step):
+            by_rank[rank] = fits, f"it stood at {value:g} when the attempt's step {first.local_step} was over"
+    found, on = grouped(name, by_rank), scene.straight
+    if not scene.as_first or on is None:
         return found
     # In the first attempt the counter began anew here, too, and its steps were counted on.
-    on = scene.straight
-    return [replace(each, value=on, also=tuple({*each.fits} - {on})) if on in each.fits else each for each in found]
+    return [
+        replace(each, fits=(on, *({*each.fits} - {on})), prefers_first=True) if on in each.fits else each
+        for each in found
+    ]
 
 
-def _steps_at(value: float, known: _Known, lead: int | None) -> set[int]:
+def _steps_at(value: float, known: Sequence[Executions], column: str, lead: int | None) -> set[int]:
     """The global steps after which the counter has the value `value`: as observed earlier, or computed if the counter
     counts steps. `lead`: by how much the counter is ahead of the steps; None if not known."""
-    if seen := known.at(value):
-        newest = known.newest
-        return seen | ({newest[0] + int(value - newest[1])} if newest[1] < value < newest[1] + 64 else set())
+    values = np.concatenate([np.zeros(0), *(part.column(column) for part in known)])
+    steps = np.concatenate([np.zeros(0, np.int64), *(part.global_step for part in known)])[~np.isnan(values)]
+    values = values[~np.isnan(values)]
+    if seen := set(steps[values == value].tolist()):
+        newest = int(steps.argmax())
+        on = value - float(values[newest])
+        return seen | ({int(steps[newest]) + int(on)} if 0 < on < _ON else set())
     if not math.isfinite(value):  # from a damaged record
         return set()
-    if not known or value < known.first:
+    first, last = float(values.min(initial=math.inf)), float(values.max(initial=-math.inf))
+    if value < first:
         return set() if lead is None else {int(value) - lead}
-    last = known.last
     if value < last or any(
-        len(known.at(last - before)) != 1 for before in range(min(_RECENT, int(last - known.first) + 1))
+        len(set(steps[values == last - before].tolist())) != 1 for before in range(min(_RECENT, int(last - first) + 1))
     ):
         return set()
-    return {max(known.at(last)) + int(value - last)}
+    return {int(steps[values == last].max()) + int(value - last)}
 
 
 def _of_log(scene: Scene) -> list[Witness]:
@@ -300,9 +236,10 @@ def _of_log(scene: Scene) -> list[Witness]:
     rests_on = f"its step numbers are {base} ahead of those of the attempt"
     if near and scene.log_offset is None:  # it may count from 0
         near = (*near, *range(base + 2, base + 2 + scene.unseen * WARM))
-        return [undecided_witness(names.LOG, (base, *near), rests_on, trust=_NOT_COMPARED)]
+        return [Witness(names.LOG, (base, *near), rests_on, trust=_NOT_COMPARED)]
     as_first = base == scene.after  # it may count the steps of each attempt
-    return [Witness(names.LOG, base, rests_on, near, trust=_AS_FIRST if as_first else 1.0)]
+    trust = _AS_FIRST if as_first else 1.0
+    return [Witness(names.LOG, (base, *near), rests_on, trust=trust, prefers_first=True)]
 
 
 def _log_lead(scene: Scene) -> int | None:

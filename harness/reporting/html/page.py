@@ -28,8 +28,8 @@ from torchaos.harness.checkpoints.formats.format_table import may_hold_tensors
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import Need
 from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Execution, Save
-from torchaos.harness.record.history.saves_and_loads import final_path
 from torchaos.harness.record.plan import counted, seconds_in_words
 from torchaos.harness.record.record import Record, without_steps
 from torchaos.harness.record.result import Recovery, Result

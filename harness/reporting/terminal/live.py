@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.checkpoint_names import main_of
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.history import base_of
-from torchaos.harness.record.history.saves_and_loads import main_of
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.reporting.terminal.narrator import Line, Narrator
 from torchaos.harness.reporting.terminal.text import Pen

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from torchaos.harness.analysis.comparison.sample_counts import FirstUses
 from torchaos.harness.analysis.missing_data import why_unseen
+from torchaos.harness.record.checkpoint_names import name_of_all
 from torchaos.harness.record.history import Save
-from torchaos.harness.record.history.saves_and_loads import by_step, name_of_all
+from torchaos.harness.record.history.saves_and_loads import by_step
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir

@@ -20,6 +20,7 @@ _UNFINISHED = re.compile(
     rf"|[._-]{_PART}(?:\.\w+)?$|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$",
     re.I,
 )
+_IS_PART = re.compile(rf"(?:^|[._-]){_PART}(?:[._-]|\d|$)", re.I)
 _SUFFIX = re.compile(r"(?:\.(?:pt|pth|ckpt|bin|pkl|tar|safetensors))+$")
 
 
@@ -47,6 +48,11 @@ def final_path(path: str) -> str:
     parts = path.split("/")
     first = next((place for place, part in enumerate(parts) if _STEP_IN_NAME.search(part)), len(parts) - 1)
     return "/".join([*parts[:first], *(_UNFINISHED.sub("", part) or part for part in parts[first:])])
+
+
+def may_be_whole(path: str) -> bool:
+    """Whether a name may be that of a whole checkpoint: neither of one that is not complete, nor of a part of one."""
+    return final_path(path) == path and not _IS_PART.search(posixpath.basename(path))
 
 
 def is_related(path: str, other: str) -> bool:

@@ -181,6 +181,23 @@ def test_the_loss_is_always_of_the_same_rank(silent: int | None, told: str) -> N
                 assert known.in_words().endswith(told.format(slowest)), (step, rank)
 
 
+@pytest.mark.parametrize(("saved", "renamed", "told"), [
+    ("/job/step-2.pt.tmp", "", "step-1"), ("/job/step-2.pt.tmp", "/job/step-2.pt", "step-2.pt"),
+    ("/job/tmp-step-2/model.pt", "", "step-1"), ("/job/.step-2/model.pt", "/job/step-2/model.pt", "step-2"),
+    ("/job/partial_1.pt", "", "step-1"), ("/job/partial_1.pt", "/job/step-2.pt", "step-2.pt"),
+    ("/job/step-2/model_part_1.pt", "", "step-1"), ("/job/rank0/24.pt", "", "24.pt"),
+])  # fmt: skip
+def test_the_last_checkpoint_is_a_whole_one(saved: str, renamed: str, told: str) -> None:
+    """A file that is temporary or a part by its name is no checkpoint before it gets another name."""
+    known, script = Progress(lambda attempt: 0), Script()
+    script.listen(known.note)
+    for step, path in ((1, "/job/step-1"), (2, saved)):
+        script.at(step, Kind.SAVE_END, 0, 0, step, path=path, format="torch", ok=True, blocked_s=0.1)
+    if renamed:
+        script.at(3, Kind.RENAMED, 0, 0, path=saved, to=renamed)
+    assert known.checkpoint == told
+
+
 def test_the_twin_is_called_one(paper: type[Paper]) -> None:
     """A run without faults and assertions introduces itself as the twin."""
     file, script = paper(), Script()

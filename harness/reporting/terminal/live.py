@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.checkpoint_names import main_of
+from torchaos.harness.record.checkpoint_names import may_be_whole, name_of_all
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import Plan
@@ -51,16 +51,16 @@ class Progress:
         self._asked: set[tuple[int, int]] = set()
         self.ranks: dict[int, RankView] = {}
         self.highest = 0
-        self.checkpoint = ""  # the last checkpoint that was saved
-        self._saved: list[str] = []  # its files
+        self.checkpoint = ""  # the last one that was saved, and whose name does not say that it is none yet
+        self._saved: list[str] = []  # the files that were saved last
         self._saved_at: tuple[int | None, int | None] = (None, None)  # their attempt and step
 
     def note(self, event: Event) -> bool:
         """Records the event. Returns whether it shows progress of a rank."""
         if event.kind is Kind.SAVE_END and event.data["ok"]:
             self._note_save(event)
-        if event.kind is Kind.RENAMED and posixpath.basename(str(event.data["path"])) == self.checkpoint:
-            self.checkpoint = posixpath.basename(str(event.data["to"]).rstrip("/"))
+        if event.kind is Kind.RENAMED:
+            self._note_rename(*(posixpath.normpath(str(event.data[name])) for name in ("path", "to")))
         if event.kind is Kind.LOSS and event.rank in self.ranks:
             self._note_loss(self.ranks[event.rank], event)
         if event.kind is not Kind.STEP or event.rank is None or event.step is None:
@@ -75,9 +75,20 @@ class Progress:
         return True
 
     def _note_save(self, event: Event) -> None:
-        self._saved = [*(self._saved if (event.attempt, event.step) == self._saved_at else []), str(event.data["path"])]
+        path = posixpath.normpath(str(event.data["path"]))
+        self._saved = [*(self._saved if (event.attempt, event.step) == self._saved_at else []), path]
         self._saved_at = event.attempt, event.step
-        self.checkpoint = posixpath.basename(main_of(self._saved).rstrip("/"))
+        self._name_checkpoint()
+
+    def _note_rename(self, old: str, new: str) -> None:
+        inside = [path for path in self._saved if path == old or path.startswith(f"{old}/")]
+        if inside:
+            self._saved = [new + path[len(old) :] if path in inside else path for path in self._saved]
+            self._name_checkpoint()
+
+    def _name_checkpoint(self) -> None:
+        whole = [path for path in self._saved if may_be_whole(path)]
+        self.checkpoint = name_of_all(whole) if whole else self.checkpoint
 
     def step_of(self, view: RankView) -> int | None:
         """The global step that a rank has finished. None if it is not known."""

@@ -11,12 +11,15 @@ import pytest
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
+from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
 from torchaos.harness.analysis.checkpointing.restored_state import RNG, Begun, Other, begun_with, in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Finding, Outcome, What
 from torchaos.harness.protocol.check_sums import MIXED
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.history import Executions, History, Load, Save, Segment, Witness
+from torchaos.harness.record.history.step_evidence import CONTENTS, RECORD, SAMPLES, STATE
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
 from torchaos.harness.reporting.story import _why
@@ -517,6 +520,26 @@ def test_the_set_of_trained_parameters(trainer: Any, step: int, ours: list[str],
     reason = LossContinuity().judge(run, [twin]).reason
     assert words in reason
     assert words or "are trained than before" not in reason
+
+
+@pytest.mark.parametrize(("others", "words"), [
+    ((5, 10), "ckpt-13.pt is of step 13, and the job went on from there, but the weights that it began with are those "
+              "after step 14: they were written, or copied, while the training went on"),
+    ((4, 9), ""),  # this job counts from 0
+    ((5, 9), ""),  # nobody knows how it counts
+])  # fmt: skip
+def test_a_file_that_claims_another_step_than_that_of_its_weights(others: tuple[int, ...], words: str) -> None:
+    """A save at a signal is called by the step before: the names of the other saves show what this name claims."""
+
+    def save(told: int, step: int) -> Save:
+        return Save(f"/job/ckpt-{told}.pt", "torch", 0, step, (0,), step, step + 0.2, True, 0.2, step)
+
+    saves = (*map(save, others, (5, 10)), save(13, 14))
+    load = Load("/job/ckpt-13.pt", 1, 0, 20.0, True, {"step": 13})
+    history = History((), Executions.of([]), saves, (load,), "agent")
+    said_by = Witness(STATE, (14,), ""), Witness(RECORD, (14,), ""), Witness(CONTENTS, (13, 14), "")
+    assert mixed_state(history, Segment(1, 0, 20.0, 14, (*said_by, Witness(SAMPLES, (13,), "")))) == words
+    assert not mixed_state(history, Segment(1, 0, 20.0, 14, (*said_by, Witness(SAMPLES, (14,), ""))))
 
 
 def test_other_values_in_the_model_during_the_save(trainer: Any) -> None:

@@ -25,8 +25,8 @@ from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
 from torchaos.harness.protocol.check_sums import is_whole, over_all, plain
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.record.checkpoint_names import main_first
-from torchaos.harness.record.history import Attempt, Execution, History, Segment
+from torchaos.harness.record.checkpoint_names import main_first, number_in_name
+from torchaos.harness.record.history import Attempt, Execution, History, Save, Segment
 from torchaos.harness.record.history.step_evidence import (
     CONTENTS,
     LOG,
@@ -321,6 +321,18 @@ _NUMBER = re.compile(r"\d+")
 _FILE, _GOES_ON = (CONTENTS, NAME, RECORD), (SAMPLES, LOG, OPTIMIZER, SCHEDULER, RATES)
 
 
+def _as_others_are_named(saves: Sequence[Save], name: str) -> set[int]:
+    """The step that the name of a checkpoint says, if the numbers in the names of all other saves are at one distance
+    from their steps."""
+    told = number_in_name(name)
+    ahead = {
+        number - save.global_step for save in saves
+        if (number := number_in_name(save.path)) is not None and number != told
+        if save.global_step is not None and not save.in_thread
+    }  # fmt: skip
+    return {told - lead for lead in ahead} if told is not None and len(ahead) == 1 else set()
+
+
 def mixed_state(history: History, part: Segment) -> str:
     """If a segment began with a state mixed from two steps: a clause that says so. Otherwise, or if there is no proof:
     empty. Proof: the recorded state is of one step; what the job did next is of another step, and the checkpoint file
@@ -333,6 +345,9 @@ def mixed_state(history: History, part: Segment) -> str:
     of_file = [set(one.fits) for one in said_by if one.name in _FILE and (one.name != RECORD or len(one.fits) == 1)]
     name = min(reversed(loaded), key=main_first)
     claims = [fits for fits in of_file if fits] or [set(map(int, _NUMBER.findall(name)))]
+    own = [set(one.fits) for one in said_by if one.name in (CONTENTS, NAME) and one.fits]
+    if sure := _as_others_are_named(history.saves, name).intersection(*own):
+        claims = [sure]
     goes_on = {
         one.name: set(one.fits)
         for one in said_by

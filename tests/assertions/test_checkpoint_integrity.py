@@ -692,6 +692,7 @@ def test_a_saved_checkpoint_that_is_of_another_kind_now_is_damaged(trainer: Any)
     assert _judge(trainer, ours).outcome is Outcome.FAILED
     both = _judge(trainer, ours, ours)
     assert (both.outcome, "step-30 can't be read, and in the twin neither" in both.reason) == (Outcome.PASSED, True)
+    assert "the newest of them is step-25" in both.reason, "whether step-30 is one is not known"
 
 
 def test_what_can_be_read_in_the_twin_only_is_damaged(trainer: Any) -> None:
@@ -715,6 +716,8 @@ def test_what_can_not_be_read_in_the_twin_either(trainer: Any, kind: str, outcom
     ours, theirs = (_inventory(_one(10, **about)) for _ in range(2))
     finding = _judge(trainer, ours, theirs)
     assert finding.outcome.value == outcome, finding.reason
+    told = "parts of step-10 can't be read, and in the twin neither" in finding.reason
+    assert told == (outcome == "passed"), finding.reason
     alone = _judge(trainer, ours)
     assert (alone.outcome is Outcome.FAILED) == (kind != "limit"), alone.reason
 

@@ -166,14 +166,14 @@ def _shared(checkpoint: Checkpoint, other: Checkpoint) -> int:
 
 def without_unreadable(
     ours: Sequence[Checkpoint], twins: Sequence[Sequence[Checkpoint]]
-) -> tuple[list[Checkpoint], list[list[Checkpoint]], list[str]]:
+) -> tuple[list[Checkpoint], list[list[Checkpoint]], list[str], list[str]]:
     """The checkpoints of the run and of the twins, without those that can't be read for the same reason in the run and
-    in every twin, because then no fault is the reason; and the paths that were left out. If a part of such a checkpoint
-    was read, only its problem is left out. Known damage is never left out."""
+    in every twin, because then no fault is the reason; the paths that were left out; and those of which a part was
+    read, so that only the problem is left out. Known damage is never left out."""
     same = {one.path for one in ours if twins and _obstacle(one) and all(_reads_alike(theirs, one) for theirs in twins)}
     nothing = [one.path for one in ours if one.path in same and not (one.tensors or one.values)]
     kept = [[_cleared(one, same) for one in each if one.path not in nothing] for each in (ours, *twins)]
-    return kept[0], kept[1:], nothing
+    return kept[0], kept[1:], nothing, sorted(same - {*nothing})
 
 
 def _reads_alike(theirs: Sequence[Checkpoint], one: Checkpoint) -> bool:

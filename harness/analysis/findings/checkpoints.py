@@ -54,7 +54,7 @@ class Checkpoints:
         self._were_read = found is not None
         self._some = bool(found)
         # Those that can't be read, and in the twins neither, are left out.
-        self._ours, self._theirs, self._unread = without_unreadable(found or [], theirs)
+        self._ours, self._theirs, self._unread, self._partly = without_unreadable(found or [], theirs)
 
     def unread(self) -> Finding | None:
         """Why nothing can be said about the contents."""
@@ -103,10 +103,11 @@ class Checkpoints:
         good = [checkpoint for checkpoint in self._ours if checkpoint.good]
         files = f" ({len(good)} files)" if _count(good) < len(good) else ""
         files += " is" if _count(good) == 1 else " are"
-        newest = _newest(self._ours).at
-        well = f"{counted(_count(good), 'checkpoint')}{files} complete and loadable, the newest is {newest}"
+        newest, of_them = _newest(self._ours).at, "of them " if self._unread else ""
+        well = f"{counted(_count(good), 'checkpoint')}{files} complete and loadable, the newest {of_them}is {newest}"
         well += f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         well += f" ({listed(self._unread)} can't be read, and in the twin neither)" if self._unread else ""
+        well += f" (parts of {listed(self._partly)} can't be read, and in the twin neither)" if self._partly else ""
         well += f" ({unread_of(self._run)})" if unread_of(self._run) else ""
         return well + (
             f", {self._held.right} of them hold the parameters that the run had at that step"

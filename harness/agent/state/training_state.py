@@ -34,7 +34,8 @@ class StateHook:
         # The numbers of loads, saves and states put back before the last backward. After these, the job may have other
         # parameters.
         self._handled: tuple[int, int, int] | None = None
-        self._late: tuple[int, int] | None = None  # a step whose state is not recorded yet, and the loads until its end
+        # A step whose state is not recorded yet, the loads until its end, and what was in place then.
+        self._late: tuple[int, int, Shown | None] | None = None
         self.backward_over, self.step_over = careful(self._note_norm), careful(self._note_parameters)
         self.report_late = careful(self._report_late)
 
@@ -66,17 +67,20 @@ class StateHook:
         """Must be called when a step is over. `trains` False: the job may have other values in place, so the state
         after the step is read when the job trains on, and a later event reports it."""
         if not trains:
-            self._late = self._agent.steps_over + 1, self._agent.loads
+            self._late = self._agent.steps_over + 1, self._agent.loads, self._shown()
         elif (shown := self._shown()) is not None:
             self._agent.saw("state")
             self._agent.tally.now.after = shown
 
     def _report_late(self) -> None:
-        """Must be called when the job trains on, begins to load, or ends."""
-        late, self._late = self._late, None
-        if late is not None and late[1] == self._agent.loads and (shown := self._shown()) is not None:
+        """Must be called when the job trains on, begins to load, or ends. If the parameters no longer exist, what was
+        in place at the end of the step is reported."""
+        if self._late is None:
+            return
+        (step, loads, then), self._late = self._late, None
+        if loads == self._agent.loads and (shown := self._shown() or then) is not None:
             self._agent.saw("state")
-            self._agent.emit(Kind.LOSS, {"losses": [], **vars(shown)}, late[0])
+            self._agent.emit(Kind.LOSS, {"losses": [], **vars(shown)}, step)
 
     def _shown(self) -> Shown | None:
         torch, optimizers = self._torch, self._agent.optimizers

@@ -111,8 +111,16 @@ def test_a_save_to_memory_is_of_the_step_before_it(rank: Any) -> None:
     assert [event.step for event in ran.of("checkpoint.save_begin")] == [2, 4, 6], ran.output
 
 
+def test_the_last_state_of_a_model_that_is_gone(rank: Any) -> None:
+    """A job whose model lives in a function ends with a save: what was in memory at that save is the last state."""
+    expected = _expected(rank, "Plain()")
+    gone = "\ndel model, params, average, opt, loss, p"
+    ran = rank.run(JOB.replace("OPTIMIZER", "Plain()").replace("BETWEEN", "save()") + gone, hooks=HOOKS)
+    assert _states(ran) == expected
+
+
 def test_what_was_loaded_is_not_the_state_after_the_step_before(rank: Any) -> None:
-    """A step whose state was not seen before a load stays without one."""
+    """It is that with which the load began."""
     between = """
         swap(); save(); swap()
         model.load_state_dict(torch.load(f"{folder}/a.pt")["model"])"""

@@ -190,7 +190,7 @@ def plans_of(
     for number in range(ask.times):
         plan = make_plan(scenario, file, first + number, attach, consent, job_file)
         if attach is None:
-            check_script(scenario.job, job_file)
+            check_script(scenario.job, scenario.launcher, job_file)
         name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
         options = tuple(word for text in overrides for word in ("--set", text))
         options += ("--attach", str(attach)) if attach is not None else ()

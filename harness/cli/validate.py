@@ -52,7 +52,7 @@ def _mistakes_in(file: Path, overrides: Sequence[str], job: Source | None) -> st
         if kind == "gameday":
             from torchaos.harness.gameday.draw import load as load_day
 
-            load_day(file, overrides, lambda day, tell: check_script(day.job, file, tell))
+            load_day(file, overrides, lambda day, tell: check_script(day.job, day.launcher, file, tell))
         elif kind == "gate":
             from torchaos.harness.release.gate_file import load as load_gate
 
@@ -67,5 +67,5 @@ def _mistakes_in(file: Path, overrides: Sequence[str], job: Source | None) -> st
 def _check(file: Path, scenario: Scenario, tell: Tell) -> None:
     """The checks of a scenario. `file`: the file with its job."""
     check(scenario, tell)
-    check_script(scenario.job, file, tell)
+    check_script(scenario.job, scenario.launcher, file, tell)
     check_targets(scenario, file, tell)

@@ -24,7 +24,7 @@ from torchaos.harness.running import capabilities
 from torchaos.harness.scenario.checks import check
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.loader import load_as
-from torchaos.harness.scenario.plugin_parameters import Tell
+from torchaos.harness.scenario.plugin_parameters import Tell, with_settings
 from torchaos.harness.scenario.values import Strict, fill_some
 
 
@@ -306,7 +306,7 @@ def load(
     def checked(day: GameDay, tell: Tell) -> None:
         also(day, tell)
         try:
-            scenario = Scenario.model_validate(as_scenario(day, _ANYWHERE, _ANYWHERE))
+            scenario = with_settings(Scenario).model_validate(as_scenario(day, _ANYWHERE, _ANYWHERE))
         except ValidationError as error:
             tell((), f"no scenario can be made of it: {error.errors()[0]['msg']}")
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -25,16 +25,12 @@ class JobSpec:
     nodes: int = 1  # how many nodes the launcher makes
     own_env: Mapping[str, str] = field(default_factory=dict)  # the part of `env` that differs from this machine's
     checkpoints: Path | None = None  # the folder of the job's checkpoints
-    container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: settings, see the grammar
     replicas: int = 1  # how many commands run at the same time, each with its own torchrun
     replica_ranks: int = 0  # ranks of each replica, if there are several replicas
     busy_nodes: int = (
         0  # how many nodes start at once; the others (standby) start when all ranks are up; 0: all start at once
     )
-    hosts: tuple[str, ...] = ()  # the names of the machines that are the nodes, if the scenario gives them
     timeout_s: float = 0.0  # the job is ended after this time
-    pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings, see the grammar
-    slurm: Mapping[str, Any] = field(default_factory=dict)  # for launcher: slurm: settings, see the grammar
     local: Path | None = None  # the path at which each node has a folder of its own
 
 
@@ -107,8 +103,9 @@ class LiveNode(Protocol):
 
 class Launcher(Protocol):
     """The part of a launcher that differs between platforms. The common part (ranks, attempts, logs, submissions) is in
-    running/launchers/. Attributes that have a value here are optional: the registry adds them to a class that lacks
-    them."""
+    running/launchers/. Attributes and methods that have a value here are optional. If the class is a dataclass, its
+    fields are its settings: keys of a scenario's job. The planner makes the launcher and asks it about the scenario;
+    the run makes it again, from the settings in the plan."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
@@ -119,6 +116,36 @@ class Launcher(Protocol):
     replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
     sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
     on_nodes: ClassVar[bool] = False  # its nodes are other machines, see `RemoteLauncher`
+    own_folders: ClassVar[bool] = False  # its nodes have folders of their own; job.cwd, if given, is one of those
+
+    @property
+    def host_programs(self) -> bool:
+        """Whether the nodes run the programs of this machine. Otherwise the command is not looked for here."""
+        return True
+
+    @property
+    def node_count(self) -> int | None:
+        """The number of nodes, if the settings give it."""
+        return None
+
+    @property
+    def attached(self) -> str:
+        """The job that runs already, in words, if the launcher attaches to one. Otherwise empty."""
+        return ""
+
+    @staticmethod
+    def settle(settings: dict[str, Any], absolute: Callable[[str], str]) -> None:
+        """Replaces the paths in the settings (as the YAML file has them) by `absolute(path)`."""
+        return
+
+    def plan(self, nodes: int, cwd: str) -> Launcher:
+        """This launcher with everything that the plan must hold. `nodes`: how many nodes the job has. `cwd`: job.cwd,
+        if the scenario gives it; otherwise empty. Raises UsageError if the settings do not fit."""
+        return self
+
+    def refuses(self, injector: Any) -> str:
+        """Why the settings make this fault impossible, and what to write instead. Empty if they do not."""
+        return ""
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:

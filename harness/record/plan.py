@@ -73,18 +73,14 @@ class PlannedJob:
     resubmit_env: Mapping[str, str] = field(default_factory=dict)  # added in all submissions but the first
     attach_pid: int | None = None
     replicas: int = 1  # each has its own torchrun, an equal share of the ranks, and counts as a node
-    container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: their settings
     busy_nodes: int = 0  # how many nodes have ranks at first (the others are standby nodes); 0: all
-    hosts: tuple[str, ...] = ()  # the machines that are the nodes, if the scenario names them
-    pods: Mapping[str, Any] = field(default_factory=dict)  # if nodes are pods: their settings
-    slurm: Mapping[str, Any] = field(default_factory=dict)  # for launcher: slurm: settings
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the parameters of the launcher
+    runs_already: str = ""  # in words, if the launcher attaches to a job that runs already
 
     @property
     def attached(self) -> str:
         """The running job that torchaos attaches to, in words. Empty if torchaos starts the job."""
-        if self.attach_pid is not None:
-            return f"pid {self.attach_pid}"
-        return f"the pods with the label {self.pods['attach']}" if self.pods.get("attach") else ""
+        return self.runs_already if self.attach_pid is None else f"pid {self.attach_pid}"
 
     @property
     def per_node(self) -> int:
@@ -146,7 +142,26 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> Plan:
         """Reads a plan. Raises OSError if there is none, ValueError if it is damaged."""
-        return read_as(cls, path.read_bytes())
+        return read_as(cls, _without_old_keys(path.read_bytes()))
+
+
+_OLD_SETTINGS = ("container", "hosts", "pods", "slurm")  # had keys of their own in the job of a plan
+
+
+def _without_old_keys(text: bytes) -> bytes | str:
+    """The JSON of a plan, with the settings of the launcher at their present place."""
+    if not any(f'"{key}"'.encode() in text for key in _OLD_SETTINGS):
+        return text
+    try:
+        plan = json.loads(text)
+        job = plan["job"]
+        if "settings" not in job:
+            job["settings"] = {key: value for key in _OLD_SETTINGS if (value := job.pop(key, None))}
+            if label := job["settings"].get("pods", {}).get("attach"):
+                job["runs_already"] = f"the pods with the label {label}"
+        return json.dumps(plan)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # it is no plan
+        return text
 
 
 def stream(seed: int, fault: str) -> random.Random:

@@ -10,7 +10,7 @@ from torchaos.harness import registry
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.probes.log_adapters import adapter_for
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.plugin_parameters import Tell, check_parameters
+from torchaos.harness.scenario.plugin_parameters import Tell, check_parameters, parameters_of
 from torchaos.harness.scenario.values import ENDPOINT, PLACEHOLDERS, unknown_placeholders
 from torchaos.harness.scenario.yaml_source import Keys
 
@@ -140,7 +140,10 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
             found = _class(group, item.name, at, tell)
             if found is not None:
                 check_parameters(found, item.params, (*at, item.name), tell)
-    _class("launchers", scenario.launcher, ("launcher",), tell)
+    launcher = _class("launchers", scenario.launcher, ("launcher",), tell)
+    if launcher is not None:
+        own = {one.name for one in parameters_of(launcher)} & scenario.job.model_fields_set
+        check_parameters(launcher, {name: scenario.job.settings[name] for name in own}, ("job",), tell)
     _check_end(scenario, tell)
 
 

@@ -1,9 +1,9 @@
-"""The keys of a scenario's job, with their types."""
+"""The keys of a scenario's job, with their types. The keys that belong to one launcher are in the launcher's file."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -74,58 +74,6 @@ class Log(Strict):
     path: Annotated[str | None, Field(description="The log file, if the job does not print to its output.")] = None
 
 
-class Container(Strict):
-    """The containers of the launcher docker: each node is a container."""
-
-    image: Annotated[
-        str, Field(description="An image that the engine has; host: this machine's own programs and Python, read-only.")
-    ] = "host"
-    mounts: Annotated[
-        list[Annotated[str, Field(pattern=r"^[^:]+:/[^:]*(:ro)?$")]],
-        Field(description="Folders of this machine, SOURCE:TARGET or SOURCE:TARGET:ro. The run's own folder, the "
-              "working directory and the checkpoints are always mounted."),
-    ] = Field(default_factory=list)  # fmt: skip
-
-
-class Pods(Strict):
-    """The pods of the launcher kubernetes: each node is a pod."""
-
-    manifest: Annotated[
-        str, Field(description="A file with the objects to make, relative to this file. In their pods, job.command "
-                   "takes the place of the container's command.")
-    ] = ""  # fmt: skip
-    objects: Annotated[
-        list[Annotated[str, Field(pattern=r"^[A-Za-z]+/.+$")]],
-        Field(description="The objects of the manifest whose pods are the nodes, as KIND/NAME, such as Job/llm; needed "
-              "only if it has several kinds with pods."),
-    ] = Field(default_factory=list)  # fmt: skip
-    attach: Annotated[
-        str, Field(description="Instead of a manifest: the label of pods that run the job already, such as app=llm. "
-                   "job.command is not started.")
-    ] = ""  # fmt: skip
-    container: Annotated[
-        str, Field(description="The container that runs the job; by default the first of each pod.")
-    ] = ""  # fmt: skip
-    python: Annotated[str, Field(description="The Python in that container that has torchaos.")] = "python3"
-    context: Annotated[str, Field(description="The context of kubectl; by default the current one.")] = ""
-    namespace: Annotated[str, Field(description="The namespace; by default the one of the context.")] = ""
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Pods:
-        if bool(self.manifest) == bool(self.attach):
-            raise ValueError("write manifest, for pods that torchaos makes, or attach, for pods that run already")
-        return self
-
-
-class SlurmJob(Strict):
-    """How the launcher slurm starts the job."""
-
-    submit: Annotated[
-        Literal["steps", "batch"],
-        Field(description="steps: a step of an allocation. batch: a batch job, which Slurm can start again."),
-    ] = "steps"
-
-
 def _address(text: str) -> str:
     if not re.fullmatch(r"[^\s:/]+:\d{1,5}", text):
         raise ValueError(f"{text!r} is not an address; write host:port, such as 127.0.0.1:9000")
@@ -155,17 +103,15 @@ class Job(Strict):
         None
     )
     nodes: Annotated[Count | None, Field(description="The number of nodes, if the command does not show it.")] = None
-    hosts: Annotated[
-        list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]],
-        Field(description="For launcher: ssh: the names of the machines, by which all of them reach the first."),
-    ] = Field(default_factory=list)  # fmt: skip
     replicas: Annotated[
         Count, Field(description="How many times the command is started side by side, as for torchft's replica groups.")
     ] = 1
-    container: Annotated[Container | None, Field(description="For launcher: docker.")] = None
-    pods: Annotated[Pods | None, Field(description="For launcher: kubernetes.")] = None
-    slurm: Annotated[SlurmJob | None, Field(description="For launcher: slurm.")] = None
     log: Annotated[Log | None, Field(description="How to read steps and losses from the job's log.")] = None
     resubmit: Annotated[
         Resubmit | None, Field(description="Start the command again when it fails; without it, it is started once.")
     ] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys of all launchers, see `plugin_parameters.with_settings`, with their values."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in Job.model_fields}

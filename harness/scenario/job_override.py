@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
+from torchaos.harness import registry
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.registry import ready
 from torchaos.harness.scenario.values import fill_some
@@ -74,20 +76,17 @@ def text_of(file: Path, job: Source | None) -> bytes:
         return raw(file)
     data = with_job(read(file), job).data
     rest = {key: _filled(value, file.parent.absolute()) for key, value in data.items() if key != "job"}
-    return dumped({**rest, "job": settled(data["job"], job.path.parent)}).encode()
+    return dumped({**rest, "job": _settled(data, job.path.parent)}).encode()
 
 
-def settled(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The job with absolute paths in place of those that are relative to its file, so that it can be written to a file
-    elsewhere. `folder`: the folder of its file."""
-    folder = folder.absolute()
-    found: dict[str, Any] = _filled(dict(job), folder)
-    if "cwd" in found or "pods" not in found:  # without it, pods have the folder of their image
+def _settled(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The job of a scenario, with absolute paths in place of those that are relative to its file, so that it can be
+    written to a file elsewhere. `folder`: the folder of its file."""
+    folder, launcher = folder.absolute(), registry.find("launchers", data.get("launcher", "local"))
+    found: dict[str, Any] = _filled(dict(data["job"]), folder)
+    if "cwd" in found or not launcher.own_folders:
         found["cwd"] = _in(folder, str(found.get("cwd", ".")))
-    if (pods := found.get("pods") or {}).get("manifest"):
-        pods["manifest"] = _in(folder, pods["manifest"])
-    if mounts := (found.get("container") or {}).get("mounts"):
-        found["container"]["mounts"] = [_in(folder, mount) for mount in mounts]
+    launcher.settle(found, partial(_in, folder))
     return found
 
 
@@ -100,7 +99,7 @@ def settled_scenario(data: Mapping[str, Any], planned_cwd: str) -> dict[str, Any
     is_known = not cwd.startswith(("/", "{"))
     for _ in PurePath(cwd).parts if is_known else ():
         folder = folder.parent
-    found = {key: _filled(value, folder) for key, value in data.items()} | {"job": settled(data["job"], folder)}
+    found = {key: _filled(value, folder) for key, value in data.items()} | {"job": _settled(data, folder)}
     if not is_known and found != data:
         raise ValueError("it names files relative to its own folder, which is not known; run the file again")
     return found

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ValidationError
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.scenario.checks import check
 from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.job_grammar import Job
 from torchaos.harness.scenario.job_override import with_job
 from torchaos.harness.scenario.mistakes import Rest, in_file, most_telling, words
-from torchaos.harness.scenario.plugin_parameters import Tell
+from torchaos.harness.scenario.plugin_parameters import Tell, with_settings
 from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, read, value_of
 
 KINDS = ("scenario", "gameday", "gate")  # each is the key of its name
@@ -84,6 +85,8 @@ def load_as(
     _check_kind(model, source)
     source = with_job(source, job) if job else source
     overridden = [override(source, text) for text in overrides]
+    if isinstance(job_data := source.data.get("job"), dict) and job_data.keys() - Job.model_fields.keys():
+        model = with_settings(model)  # only then, because it loads all launchers
     while True:
         found, mistakes = _judged(model, source, overridden, check)
         if not source.take_as_text(mistakes.want_text):

@@ -1,19 +1,24 @@
 """The parameters of plug-ins (the fields of their dataclasses, with their annotated types), and the JSON Schema of
-scenario files, which has those of all installed plug-ins."""
+scenario files, which has those of all installed plug-ins. The parameters of launchers are keys of a scenario's job."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from inspect import get_annotations
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from torchaos.harness import registry
+from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.quantities import DRAWN
 from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.job_grammar import Job
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
 
@@ -56,8 +61,57 @@ def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell)
 
 
 def parameters_of(found: Any) -> list[Field[Any]]:
-    """The fields that a scenario may set; fields that are drawn at random are left out."""
-    return [field for field in fields(found) if field.init and not field.metadata.get(DRAWN)]
+    """The fields that a scenario may set; fields that the planner fills, as with random choices, are left out."""
+    return [field for field in _fields(found) if not field.metadata.get(DRAWN)]
+
+
+def made(found: Any, params: Mapping[str, Any]) -> Any:
+    """The plug-in with these parameters, which are JSON, as in a plan."""
+    own = (field for field in _fields(found) if field.name in params)
+    return found(**{field.name: _type(found, field).validate_python(params[field.name]) for field in own})
+
+
+def params_of(plugin: Any) -> dict[str, Any]:
+    """The parameters of a plug-in as JSON, for a plan."""
+    return {field.name: to_jsonable_python(getattr(plugin, field.name)) for field in _fields(plugin)}
+
+
+def _fields(plugin: Any) -> list[Field[Any]]:
+    return [field for field in fields(plugin) if field.init] if is_dataclass(plugin) else []
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def with_settings(model: type[Model]) -> type[Model]:
+    """The type of a file, such as `Scenario`, with the parameters of all launchers as keys of its job. Raises
+    UsageError if two parameters have the same name."""
+    found: type[Model] = _with_settings(model, registry.names("launchers")) if "job" in model.model_fields else model
+    return found
+
+
+@cache
+def _with_settings(model: Any, launchers: tuple[str, ...]) -> Any:
+    keys: dict[str, Any] = {}
+    for name in launchers:
+        try:
+            found = registry.find("launchers", name)
+        except UsageError:  # it can't be loaded, which is reported if a scenario names it
+            continue
+        for one in parameters_of(found):
+            key = (_annotation(found, one), _default_of(one))
+            if one.name in Job.model_fields or repr(keys.setdefault(one.name, key)) != repr(key):
+                raise UsageError(f"launcher {name!r}: job has another key {one.name!r}; rename the parameter")
+    job: Any = create_model("Job", __base__=Job, __doc__=Job.__doc__, **keys)
+    of_file: Any = (Annotated[job, FieldInfo(description=model.model_fields["job"].description)], ...)
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, job=of_file)
+
+
+def _default_of(parameter: Field[Any]) -> Any:
+    """The default of a key. A key that one launcher needs is optional for the others."""
+    if parameter.default_factory is not MISSING:
+        return FieldInfo(default_factory=parameter.default_factory)
+    return None if parameter.default is MISSING else parameter.default
 
 
 def schema_of(found: Any) -> dict[str, Any]:
@@ -70,8 +124,12 @@ def _type(found: Any, field: Field[Any]) -> TypeAdapter[Any]:
     """The type of a field, from its annotation. The annotation is evaluated in the module of the class that declares
     the field. Other annotations are not evaluated, because they may name types that are imported for type checkers
     only."""
+    return TypeAdapter(_annotation(found, field))
+
+
+def _annotation(found: Any, field: Field[Any]) -> Any:
     own = next(owner for owner in found.__mro__ if field.name in get_annotations(owner))
-    return TypeAdapter(eval(str(field.type), vars(sys.modules[own.__module__])))
+    return eval(str(field.type), vars(sys.modules[own.__module__]))
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -80,7 +138,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def json_schema(model: type[BaseModel] = Scenario) -> dict[str, Any]:
     """The schema of scenarios, or of another type of file with the same parts. For editors: the parameters of
     assertions and conditions are in `properties`, those of injectors in `$defs`."""
-    schema = model.model_json_schema(by_alias=True)
+    schema = with_settings(model).model_json_schema(by_alias=True)
     keys, parts = schema["properties"], schema["$defs"]
     if "Item" in parts:
         parts["Item"] = _items_of("assertions")

@@ -14,6 +14,7 @@ from torchaos.harness.protocol import wire
 from torchaos.harness.record import result
 from torchaos.harness.running.capabilities import CHECKS
 from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.plugin_parameters import with_settings
 from torchaos.harness.scenario.values import Strict
 
 from .conftest import REPOSITORY
@@ -40,7 +41,7 @@ def test_every_injector_says_how_it_is_taken_back() -> None:
 @pytest.mark.parametrize("model", [Scenario, GameDay])
 def test_every_key_is_described(model: type[Strict]) -> None:
     """Each key of the grammar has a sentence of its own, and so has each part."""
-    schema = model.model_json_schema(by_alias=True)
+    schema = with_settings(model).model_json_schema(by_alias=True)
     parts = {model.__name__: schema, **schema["$defs"]}
     keys = {f"{name}.{key}": value for name, part in parts.items() for key, value in part["properties"].items()}
     assert [name for name, value in keys.items() if not value.get("description")] == []

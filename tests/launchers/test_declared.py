@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pytest
 import yaml
+from pydantic import Field
 
 from torchaos.harness import registry
+from torchaos.harness.gameday.draw import Round, scenario_of
+from torchaos.harness.gameday.draw import load as load_day
 from torchaos.harness.interfaces import Handle, JobSpec, Launcher, Node, UsageError
+from torchaos.harness.record.plan import Plan
 from torchaos.harness.registry import offers
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
+from torchaos.harness.scenario.plugin_parameters import json_schema
 
 
 class Bare(Launcher):
@@ -39,10 +45,32 @@ class Able(Bare):
     sets_rendezvous: ClassVar[bool] = True
 
 
+@dataclass
+class Queue(Bare):
+    """Has settings of its own, of which it needs one, and refuses what does not fit them."""
+
+    partition: Annotated[str, Field(description="Where the job waits.")]
+    share: Annotated[int, Field(ge=1, le=8, description="How many jobs share a machine.")] = 1
+
+    name: ClassVar[str] = "queue"
+
+    def refuses(self, injector: Any) -> str:
+        return "others share the machine; write share: 1" if self.share > 1 else ""
+
+
+@dataclass
+class Clash(Bare):
+    """Has a setting whose name the job uses already."""
+
+    timeout: int = 1
+
+    name: ClassVar[str] = "clash"
+
+
 @pytest.fixture(autouse=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both launchers, as another package would offer them, on a machine that can do everything."""
-    theirs = [EntryPoint(one.name, f"{__name__}:{one.__name__}", "torchaos.launchers") for one in (Bare, Able)]
+    theirs = [EntryPoint(one.name, f"{__name__}:{one.__name__}", "torchaos.launchers") for one in (Bare, Able, Queue)]
     ours = offers._entries
     monkeypatch.setattr(
         offers, "_entries", lambda group: (*ours(group), *theirs) if group == "launchers" else ours(group)
@@ -54,15 +82,19 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.find.cache_clear()
 
 
-def planned(folder: Path, fault: dict[str, Any], **job: Any) -> str:
-    """The launcher of the plan."""
+def plan(folder: Path, fault: dict[str, Any], **job: Any) -> Plan:
     text = {
         "scenario": "it", "launcher": job.pop("launcher"), "twin": "none", "assert": ["restarts"], "faults": [fault],
         "job": {"command": "torchrun --nproc-per-node 2 train.py", **job},
     }  # fmt: skip
     path = folder / "it.yaml"
     path.write_text(yaml.safe_dump(text))
-    return make_plan(load(path), path, 0).launcher
+    return make_plan(load(path), path, 0)
+
+
+def planned(folder: Path, fault: dict[str, Any], **job: Any) -> str:
+    """The launcher of the plan."""
+    return plan(folder, fault, **job).launcher
 
 
 def test_replicas_need_a_launcher_that_starts_them(tmp_path: Path) -> None:
@@ -81,3 +113,57 @@ def test_the_rendezvous_needs_a_placeholder_unless_the_launcher_sets_it(tmp_path
     assert planned(tmp_path, fault, launcher="able", **job) == "able"
     with pytest.raises(UsageError, match="the job does not use the proxy in front of rendezvous"):
         planned(tmp_path, fault, launcher="bare", **job)
+
+
+KILL = {"inject": "process.kill", "target": {"rank": 1}, "when": {"step": 3}}
+
+
+def test_the_settings_of_a_launcher_are_keys_of_the_job(tmp_path: Path) -> None:
+    """They are typed, have defaults, are in the plan, and an editor is told them."""
+    assert plan(tmp_path, KILL, launcher="queue", partition="night").job.settings == {"partition": "night", "share": 1}
+    keys = json_schema()["$defs"]["Job"]["properties"]
+    assert keys["share"]["maximum"] == 8
+    assert keys["partition"]["description"] == "Where the job waits."
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"partition": "night", "share": 9}, r"it\.yaml:\d+:\d+: share is at most 8, not 9"),
+        ({"partition": [3]}, r"it\.yaml:\d+:\d+: partition is text, not a list"),
+        ({"partition": "night", "shair": 2}, r"it\.yaml:\d+:\d+: unknown key 'shair'; did you mean 'share'\?"),
+        ({"share": 2}, r"it\.yaml:\d+:\d+: queue needs the parameter 'partition'; add it"),
+        ({"partition": "night", "share": 2}, r"it\.yaml:\d+:\d+: fault process\.kill: others share the machine; write"),
+    ],
+)
+def test_a_wrong_setting_is_reported_with_its_place(tmp_path: Path, job: dict[str, Any], message: str) -> None:
+    """As any other mistake in the file; and the launcher itself can refuse a fault."""
+    with pytest.raises(UsageError, match=message):
+        plan(tmp_path, KILL, launcher="queue", **job)
+
+
+def test_a_setting_of_another_launcher_does_no_harm(tmp_path: Path) -> None:
+    """So a scenario can be tried under another launcher, with `--set launcher=...`."""
+    found = plan(tmp_path, KILL, launcher="bare", partition="night", hosts=["a", "b"])
+    assert (found.job.settings, found.job.nodes) == ({}, 1)
+
+
+def test_a_game_day_has_them_too(tmp_path: Path) -> None:
+    """Its rounds are scenarios with the same job."""
+    path = tmp_path / "day.yaml"
+    job = {"command": "torchrun --nproc-per-node 2 {day}/train.py", "partition": "night", "share": 2}
+    faults = [{"inject": "process.kill", "target": {"rank": 1}}]
+    day = {"gameday": "it", "launcher": "queue", "job": job, "faults": faults}
+    path.write_text(yaml.safe_dump({**day, "duration": "1h", "arrivals": {"every": "10m"}}))
+    found = load_day(path, (), lambda day, tell: None)
+    assert found.job.settings["share"] == 2
+    assert scenario_of(found, Round(0, 0.0, 1.0, ()), tmp_path, tmp_path)["job"]["partition"] == "night"
+
+
+def test_two_settings_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher can't give another meaning to a key that the job has already."""
+    before = offers._entries
+    clash = EntryPoint("clash", f"{__name__}:Clash", "torchaos.launchers")
+    monkeypatch.setattr(offers, "_entries", lambda of: (*before(of), clash) if of == "launchers" else before(of))
+    with pytest.raises(UsageError, match="launcher 'clash': job has another key 'timeout'; rename the parameter"):
+        plan(tmp_path, KILL, launcher="queue", partition="night")

@@ -30,7 +30,7 @@ from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.launchers.docker import Docker, make_host_image
+from torchaos.harness.running.launchers.docker import Container, Docker, make_host_image
 from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.running.launchers.local_job import Job
 
@@ -54,8 +54,8 @@ class Nodes:
         env, own = (
             job_env(base, run_id=self.run_id, agent_plan=plan, extra=extra) for base in (os.environ, dict[str, str]())
         )
-        self.spec = JobSpec(command, folder, env, folder / "logs" / "job-0.log", 0, 2, own, None, container)
-        self.launcher = Docker()
+        self.spec = JobSpec(command, folder, env, folder / "logs" / "job-0.log", 0, 2, own)
+        self.launcher = Docker(Container(**container))
         self.job = Job(lambda _: self.spec, self.launcher, self.journal, record_undo=lambda resources, submission: None)
 
     def wait(self, look: Callable[[], Any], fits: Callable[[Any], Any] = bool, timeout_s: float = 90.0) -> Any:

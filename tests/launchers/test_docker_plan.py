@@ -90,7 +90,7 @@ def test_the_program_is_found_where_it_will_run(tmp_path: Path) -> None:
     fault = {"inject": "container.kill"}
     own = plan(tmp_path, fault, container={"image": "mine:1", "mounts": ["data:/data:ro"]}).job
     assert own.command[0] == "torchrun"
-    assert own.container == {"image": "mine:1", "mounts": [f"{tmp_path}/data:/data:ro"]}
+    assert own.settings["container"] == {"image": "mine:1", "mounts": [f"{tmp_path}/data:/data:ro"]}
     assert Path(plan(tmp_path, fault).job.command[0]).is_absolute()
     with pytest.raises(UsageError, match="mounts"):
         plan(tmp_path, fault, container={"mounts": ["no-target"]})

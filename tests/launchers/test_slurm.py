@@ -183,7 +183,7 @@ def test_the_run_ends_while_it_waits_for_nodes(slurm: Path, queued: bool) -> Non
     """salloc, or a batch job that was requeued, may wait in the queue for hours; the end of the run does not."""
     (slurm / "salloc").write_text("#!/bin/sh\nexec sleep 600\n")
     (slurm / "job").write_text(_RUNNING.replace("RUNNING", "PENDING"))
-    launcher, spec = Slurm(), SimpleNamespace(nodes=2, timeout_s=60.0, env={"TORCHAOS_RUN_ID": "run-1"}, slurm={})
+    launcher, spec = Slurm(), SimpleNamespace(nodes=2, timeout_s=60.0, env={"TORCHAOS_RUN_ID": "run-1"})
     launcher._own = "7" if queued else ""
     threading.Timer(0.1, launcher.give_up).start()
     with pytest.raises(ChaosError, match="while it waited for nodes"):

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from torchaos.harness.gameday.day_grammar import GameDay
 from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.plugin_parameters import with_settings
 
 from .markdown import NOTHING, code, default, table, words
 
@@ -34,7 +35,7 @@ def gameday() -> str:
 
 
 def _page(title: str, about: str, model: type[BaseModel]) -> str:
-    schema = model.model_json_schema(by_alias=True)
+    schema = with_settings(model).model_json_schema(by_alias=True)
     parts = {model.__name__: schema, **{name: schema["$defs"][name] for name in _in_order(schema)}}
     return "\n".join([f"# {title}\n", f"{about}\n", *(_section(name, part) for name, part in parts.items())])
 

@@ -15,11 +15,13 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
@@ -32,6 +34,7 @@ from torchaos.harness.rollback.container_handles import Containers, DockerImage,
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers import etcd, holder
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
+from torchaos.harness.scenario.values import Strict
 
 HOST = "host"  # instead of the name of an image: the host's own programs
 _PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders
@@ -175,9 +178,25 @@ class DockerNode:
         return int(pid)
 
 
+class Container(Strict):
+    """The containers of the launcher docker: each node is a container."""
+
+    image: Annotated[
+        str, Field(description="An image that the engine has; host: this machine's own programs and Python, read-only.")
+    ] = HOST
+    mounts: Annotated[
+        list[Annotated[str, Field(pattern=r"^[^:]+:/[^:]*(:ro)?$")]],
+        Field(description="Folders of this machine, SOURCE:TARGET or SOURCE:TARGET:ro. The run's own folder, the "
+              "working directory and the checkpoints are always mounted."),
+    ] = Field(default_factory=list)  # fmt: skip
+
+
+@dataclass
 class Docker(Launcher):
     """Each node is a container that runs the command unchanged. torchrun takes missing settings from the environment,
     as with other launchers."""
+
+    container: Annotated[Container | None, Field(description="For launcher: docker.")] = None
 
     name: ClassVar[str] = "docker"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "docker"})
@@ -196,9 +215,22 @@ class Docker(Launcher):
             )
         return frozenset()
 
-    def __init__(self) -> None:
-        self._engine = address()
+    @staticmethod
+    def settle(settings: dict[str, Any], absolute: Callable[[str], str]) -> None:
+        if mounts := (settings.get("container") or {}).get("mounts"):
+            settings["container"]["mounts"] = [absolute(mount) for mount in mounts]
+
+    @property
+    def host_programs(self) -> bool:
+        return self._container.image == HOST
+
+    def __post_init__(self) -> None:
+        self._container = self.container or Container()
         self._made: tuple[str, str] | None = None  # image and subnet, once they are made
+
+    @property
+    def _engine(self) -> str:
+        return address()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         """The handles of everything that `create` makes, in order of creation: image and network, the containers, and
@@ -220,7 +252,7 @@ class Docker(Launcher):
 
     def _make(self, client: Any, spec: JobSpec) -> tuple[str, str]:
         run_id, name = spec.env[ENV_RUN_ID], name_of(spec.env[ENV_RUN_ID])
-        wanted = str(spec.container.get("image", HOST))
+        wanted = self._container.image
         if wanted != HOST and not client.images(name=wanted):
             raise UsageError(f"the engine has no image {wanted}; docker pull it first, or leave container.image out")
         image = make_host_image(client, run_id, name) if wanted == HOST else wanted
@@ -232,7 +264,7 @@ class Docker(Launcher):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / "hosts").write_text(_hosts(spec.nodes, subnet))
         env = elastic_env(index, spec, holder.name(0), holder.name(index))
-        from_host = spec.container.get("image", HOST) == HOST
+        from_host = self.host_programs
         read_only = covering([*own_mounts(), *(host_mounts(spec.argv) if from_host else ())])
         writable = covering([run_dir, spec.cwd, *([spec.checkpoints] if spec.checkpoints else [])])
         for path in writable:
@@ -240,7 +272,7 @@ class Docker(Launcher):
         mounts = [
             *((str(path), str(path), True) for path in read_only if path not in writable),
             *((str(path), str(path), False) for path in writable),
-            *(_mount(mount) for mount in spec.container.get("mounts", ())),
+            *(_mount(mount) for mount in self._container.mounts),
             (str(folder / "hosts"), "/etc/hosts", True),
         ]
         config = {

@@ -19,6 +19,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.job import RunningJob, job_env
 from torchaos.harness.running.launchers.local_job import Attached, Job, Proxied
 from torchaos.harness.running.launchers.remote_job import RemoteJob
+from torchaos.harness.scenario.plugin_parameters import made
 
 
 def job_for(
@@ -35,7 +36,7 @@ def job_for(
             metrics=_metrics(job, folder),
         )  # fmt: skip
 
-    launcher: Launcher = registry.find("launchers", plan.launcher)()
+    launcher: Launcher = made(registry.find("launchers", plan.launcher), job.settings)
     if job.endpoints:
         proxied = {
             fault.params["endpoint"] for fault in plan.faults
@@ -64,7 +65,7 @@ def check_cluster(plan: Plan, folder: RunDir) -> None:
     cluster does not answer."""
     launcher = registry.find("launchers", plan.launcher)
     if launcher.on_nodes and plan.job.attach_pid is None:
-        launcher().resources(_spec(plan, folder, folder.root.name, 0))
+        made(launcher, plan.job.settings).resources(_spec(plan, folder, folder.root.name, 0))
 
 
 def _spec(plan: Plan, folder: RunDir, run_id: str, submission: int) -> JobSpec:
@@ -84,8 +85,7 @@ def _spec(plan: Plan, folder: RunDir, run_id: str, submission: int) -> JobSpec:
     checkpoints = Path(_filled(job.cwd, folder)) / _filled(job.checkpoints, folder) if job.checkpoints else None
     return JobSpec(
         argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
-        own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
-        job.busy_nodes, job.hosts, job.timeout_s, job.pods, job.slurm,
+        own_env, checkpoints, job.replicas, job.world_size // job.replicas, job.busy_nodes, job.timeout_s,
         Path(_filled(job.checkpoints_local, folder)) if job.checkpoints_local else None,
     )  # fmt: skip
 

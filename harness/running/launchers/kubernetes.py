@@ -7,14 +7,19 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import xxhash
+from pydantic import Field, model_validator
 
 from torchaos.harness import registry
 from torchaos.harness.host.cluster_tools import Kubectl
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
+from torchaos.harness.protocol.quantities import DRAWN
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.record.plan import Plan, counted
 from torchaos.harness.record.rundir import RunDir
@@ -23,6 +28,7 @@ from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.node_channel import packed
 from torchaos.harness.running.launchers.pod import Pod, find_pods, handles, in_order, join
 from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, NODE, Manifest, PodChange, shares_network
+from torchaos.harness.scenario.values import Strict
 
 _SPARE_S = 300.0  # seconds after the job's time-out; then Kubernetes ends the pods
 _READY_S = 600.0  # seconds for the pods to get machines and images
@@ -31,18 +37,51 @@ _ATTACH = (("get", "pods"), ("list", "pods"), ("create", "pods/exec"), ("get", "
 _OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"})
 
 
+class Pods(Strict):
+    """The pods of the launcher kubernetes: each node is a pod."""
+
+    manifest: Annotated[
+        str, Field(description="A file with the objects to make, relative to this file. In their pods, job.command "
+                   "takes the place of the container's command.")
+    ] = ""  # fmt: skip
+    objects: Annotated[
+        list[Annotated[str, Field(pattern=r"^[A-Za-z]+/.+$")]],
+        Field(description="The objects of the manifest whose pods are the nodes, as KIND/NAME, such as Job/llm; needed "
+              "only if it has several kinds with pods."),
+    ] = Field(default_factory=list)  # fmt: skip
+    attach: Annotated[
+        str, Field(description="Instead of a manifest: the label of pods that run the job already, such as app=llm. "
+                   "job.command is not started.")
+    ] = ""  # fmt: skip
+    container: Annotated[
+        str, Field(description="The container that runs the job; by default the first of each pod.")
+    ] = ""  # fmt: skip
+    python: Annotated[str, Field(description="The Python in that container that has torchaos.")] = "python3"
+    context: Annotated[str, Field(description="The context of kubectl; by default the current one.")] = ""
+    namespace: Annotated[str, Field(description="The namespace; by default the one of the context.")] = ""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Pods:
+        if bool(self.manifest) == bool(self.attach):
+            raise ValueError("write manifest, for pods that torchaos makes, or attach, for pods that run already")
+        return self
+
+
+@dataclass
 class Kubernetes(RemoteLauncher):
     """Starts the pods of the manifest that `job.pods` names. In the pods, the job's command replaces the container's
     command."""
 
-    _found: Sequence[Pod] = ()  # of a job that was running before
-    _changes_network = False  # whether a fault changes the network of pods
+    pods: Annotated[Pods | None, Field(description="For launcher: kubernetes.")] = None
+    digest: str = field(default="", metadata={DRAWN: True})  # of the manifest; a twin belongs to one version of it
+    cwd: str = field(default="", metadata={DRAWN: True})  # in the pods; empty: as in the image or manifest
 
     name: ClassVar[str] = "kubernetes"
     needs: ClassVar[frozenset[str]] = frozenset({"kubectl"})
     offers: ClassVar[frozenset[str]] = frozenset({"links"})
     sets_rendezvous: ClassVar[bool] = True
     on_nodes: ClassVar[bool] = True
+    own_folders: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
         "network.link_down": "the pod's routes would be gone with its link; write network.partition",
         **dict.fromkeys(
@@ -55,8 +94,59 @@ class Kubernetes(RemoteLauncher):
         "node.reboot": "the command of a pod is started only once; write node.freeze or node.kill",
     }
 
-    def __init__(self) -> None:
+    def __post_init__(self) -> None:
         self._given_up = threading.Event()
+        self._found: Sequence[Pod] = ()  # of a job that was running before
+        self._changes_network = False  # whether a fault changes the network of pods
+
+    @staticmethod
+    def settle(settings: dict[str, Any], absolute: Callable[[str], str]) -> None:
+        if manifest := (settings.get("pods") or {}).get("manifest"):
+            settings["pods"]["manifest"] = absolute(manifest)
+
+    @property
+    def host_programs(self) -> bool:
+        return False
+
+    @property
+    def attached(self) -> str:
+        return f"the pods with the label {self.pods.attach}" if self.pods and self.pods.attach else ""
+
+    def plan(self, nodes: int, cwd: str) -> Kubernetes:
+        if self.pods is None or self.pods.attach:
+            return self
+        self._manifest.check(nodes, self.pods.container)
+        return replace(self, digest=xxhash.xxh3_128_hexdigest(Path(self.pods.manifest).read_bytes()), cwd=cwd)
+
+    def refuses(self, injector: Any) -> str:
+        if "links" not in injector.needs or self.pods is None:
+            return ""
+        if self.pods.attach:
+            return "torchaos changes the network only of pods that it has made; write job.pods.manifest"
+        self._manifest.check_network(self.pods.container)
+        return ""
+
+    @property
+    def _given(self) -> Pods:
+        if self.pods is None:
+            raise UsageError("launcher: kubernetes needs job.pods, with the manifest of the pods")
+        return self.pods
+
+    @property
+    def _manifest(self) -> Manifest:
+        return Manifest.read(Path(self._given.manifest), self._given.objects)
+
+    @property
+    def _kubectl(self) -> Kubectl:
+        return Kubectl(self._given.context, self._given.namespace)
+
+    @property
+    def _container(self) -> str:
+        return self._given.container or self._manifest.default_container
+
+    def _objects(self, spec: JobSpec) -> KubernetesObjects:
+        where = self._kubectl
+        return KubernetesObjects(spec.env[ENV_RUN_ID], self._manifest.kinds, where.context, where.namespace)
 
     def give_up(self) -> None:
         self._given_up.set()
@@ -64,45 +154,43 @@ class Kubernetes(RemoteLauncher):
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         """The handles of the objects that the run makes, or of the agents in pods that run already. Raises UsageError
         if the cluster does not answer, or if the user lacks a right; some rights are needed for the undo."""
-        plan, kubectl = Plan.read(RunDir(spec.log.parent.parent).plan), _kubectl(spec)
+        plan, kubectl = Plan.read(RunDir(spec.log.parent.parent).plan), self._kubectl
         self._changes_network = "links" in plan.needs
-        if spec.pods.get("attach"):
+        if self._given.attach:
             _check_rights(kubectl, [*_ATTACH, *_rights_of(plan)])
-            self._found = find_pods(spec, kubectl)
+            self._found = find_pods(spec, kubectl, self._given.attach, self._given.container, self._given.python)
             return handles(spec, self._found)
-        manifest = _manifest(spec)
+        manifest = self._manifest
         resources = ["pods" if kind == "pod" else kind for kind in manifest.kinds.split(",")]
         made = [(verb, resource) for resource in resources for verb in ("create", "delete", "list")]
         _check_rights(kubectl, [*made, ("delete", "pods"), *_ATTACH, *_rights_of(plan)])
-        return (_objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
+        return (self._objects(spec), JobProcesses(spec.env[ENV_RUN_ID]))
 
     def create(self, spec: JobSpec) -> Sequence[Pod]:
         """Makes the objects, waits until the pods run, and gives them the run directory. If the pods run already, only
         starts the agents in them. Raises ChaosError if the pods do not come up."""
-        if spec.pods.get("attach"):
+        if self._given.attach:
             join(spec, self._found)
             self.shares_folder = False
             return self._found
-        kubectl, manifest = _kubectl(spec), _manifest(spec)
+        kubectl, manifest, python, container = self._kubectl, self._manifest, self._given.python, self._container
         run_dir = spec.log.parent.parent
         env = {name: value for name, value in spec.own_env.items() if name not in _OF_THE_AGENT}
         wrapper = (
-            str(spec.pods["python"]), "-m", "torchaos.harness", "exec", "--run", str(run_dir),
+            python, "-m", "torchaos.harness", "exec", "--run", str(run_dir),
             "--served", str(spec.submission), "--", *spec.argv,
         )  # fmt: skip
         label = (LABEL, label_of(spec.env[ENV_RUN_ID]))
         change = PodChange(
-            label, wrapper, env, PurePosixPath(run_dir.parent), round(spec.timeout_s + _SPARE_S), _container(spec),
-            str(spec.pods.get("cwd", "")),
+            label, wrapper, env, PurePosixPath(run_dir.parent), round(spec.timeout_s + _SPARE_S), container, self.cwd,
         )  # fmt: skip
         try:
-            _objects(spec).remove()  # those of an earlier submission have the same names
+            self._objects(spec).remove()  # those of an earlier submission have the same names
             kubectl.ask("create", "--filename=-", given=manifest.changed(change).encode(), timeout_s=60.0)
             found = in_order(self._await_pods(kubectl, (NODE, label[1]), spec.nodes))
             if self._changes_network and any(map(shares_network, found)):
                 raise ChaosError(f"the cluster has changed the pods: {HOST_NETWORK}")
-            python = str(spec.pods["python"])
-            pods = [Pod.of(index, raw, _container(spec), python, kubectl) for index, raw in enumerate(found)]
+            pods = [Pod.of(index, raw, container, python, kubectl) for index, raw in enumerate(found)]
             addresses = [str(raw["status"]["podIP"]) for raw in found]
             shared = [_hand_over(pod, run_dir, addresses, spec) for pod in pods]
             self.shares_folder = all(shared)
@@ -143,25 +231,6 @@ class Kubernetes(RemoteLauncher):
     def exit_code(self, node: Node) -> int | None:
         assert isinstance(node, Pod)
         return node.exit_code()
-
-
-def _objects(spec: JobSpec) -> KubernetesObjects:
-    where = _kubectl(spec)
-    return KubernetesObjects(spec.env[ENV_RUN_ID], _manifest(spec).kinds, where.context, where.namespace)
-
-
-def _manifest(spec: JobSpec) -> Manifest:
-    if not spec.pods:
-        raise UsageError("launcher: kubernetes needs job.pods, with the manifest of the pods")
-    return Manifest.read(Path(spec.pods["manifest"]), spec.pods.get("objects", ()))
-
-
-def _kubectl(spec: JobSpec) -> Kubectl:
-    return Kubectl(str(spec.pods.get("context", "")), str(spec.pods.get("namespace", "")))
-
-
-def _container(spec: JobSpec) -> str:
-    return str(spec.pods.get("container") or _manifest(spec).default_container)
 
 
 def _rights_of(plan: Plan) -> list[tuple[str, str]]:

@@ -157,10 +157,9 @@ _WORDS_S = 5.0  # seconds to wait for the reason of an agent that did not start
 _LACKS = ("executable file not found", "no such file or directory", "No module named")
 
 
-def find_pods(spec: JobSpec, kubectl: Kubectl) -> list[Pod]:
-    """The running pods with the label that `job.pods.attach` gives, in the order of the nodes. Raises UsageError unless
-    there are as many as the job has nodes, and ChaosError if the cluster does not answer."""
-    label, container = str(spec.pods["attach"]), str(spec.pods.get("container", ""))
+def find_pods(spec: JobSpec, kubectl: Kubectl, label: str, container: str, python: str) -> list[Pod]:
+    """The running pods with the label, in the order of the nodes. `container` and `python`: see `Pod`. Raises
+    UsageError unless there are as many pods as the job has nodes, and ChaosError if the cluster does not answer."""
     try:
         listed = json.loads(kubectl.ask("get", "pods", f"--selector={label}", "--output=json"))["items"]
     except OSError as error:
@@ -173,7 +172,6 @@ def find_pods(spec: JobSpec, kubectl: Kubectl) -> list[Pod]:
         raise UsageError(
             f"the job has {counted(spec.nodes, 'node')}, and these running pods have the label {label}: {names}"
         )
-    python = str(spec.pods["python"])
     pods = [Pod.of(index, raw, container, python, kubectl) for index, raw in enumerate(in_order(running))]
     if missing := next((pod for pod in pods if not pod.id), None):
         raise UsageError(f"pod {missing.name} has no running container {missing.container}; correct job.pods.container")

@@ -15,13 +15,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from torchaos.harness.host.cluster_tools import about_job, about_node, ask, hosts_of
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.record.plan import counted
 from torchaos.harness.rollback.cluster_handles import SlurmWork
+from torchaos.harness.scenario.values import Strict
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,22 @@ do sleep 0.5; done
 """
 
 
+class SlurmJob(Strict):
+    """How the launcher slurm starts the job."""
+
+    submit: Annotated[
+        Literal["steps", "batch"],
+        Field(description="steps: a step of an allocation. batch: a batch job, which Slurm can start again."),
+    ] = "steps"
+
+
+@dataclass
 class Slurm(RemoteLauncher):
     """Inside an allocation (SLURM_JOB_ID), the job is a step of that allocation. Otherwise `salloc` gets an allocation;
     its options come from the user's SALLOC_* variables, and its time limit from the job's time-out. With `submit:
     batch`, the job is submitted as a batch job; its options come from SBATCH_* variables."""
+
+    slurm: Annotated[SlurmJob | None, Field(description="For launcher: slurm.")] = None
 
     name: ClassVar[str] = "slurm"
     needs: ClassVar[frozenset[str]] = frozenset({"slurm"})
@@ -135,27 +150,31 @@ class Slurm(RemoteLauncher):
         "node.reboot": "Slurm starts the command on a node only once; write node.freeze or node.kill",
     }
 
-    def __init__(self) -> None:
-        self._theirs = os.environ.get("SLURM_JOB_ID", "")
+    def __post_init__(self) -> None:
+        self._in_batch = self.slurm is not None and self.slurm.submit == "batch"
+        self._theirs = "" if self._in_batch else os.environ.get("SLURM_JOB_ID", "")
         self._own = ""
         self._given_up = threading.Event()
+
+    def refuses(self, injector: Any) -> str:
+        needs_batch = getattr(injector, "batch", False) and not self._in_batch
+        return "only a batch job has it; write job.slurm: {submit: batch}" if needs_batch else ""
 
     def give_up(self) -> None:
         self._given_up.set()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        if self._theirs and not _in_batch(spec):
+        if self._theirs:
             return (SlurmWork(_step(spec), self._theirs),)
         return (SlurmWork(spec.env[ENV_RUN_ID]),)
 
     def create(self, spec: JobSpec) -> Sequence[SlurmNode]:
         """The nodes of the allocation. Raises UsageError if the user's own allocation is too small, ChaosError if Slurm
         grants none."""
-        theirs = "" if _in_batch(spec) else self._theirs
         try:
-            if not theirs and not self._goes_on(spec):
-                self._own = _submit(spec) if _in_batch(spec) else self._allocate(spec)
-            job = theirs or self._own
+            if not self._theirs and not self._goes_on(spec):
+                self._own = _submit(spec) if self._in_batch else self._allocate(spec)
+            job = self._theirs or self._own
             about = self._await_running(job)
             hosts = hosts_of(about["NodeList"])
         except OSError as error:
@@ -173,7 +192,7 @@ class Slurm(RemoteLauncher):
             "--ntasks-per-node=1", f"--nodelist={hosts}", "--no-kill", "--kill-on-bad-exit=0", "--unbuffered",
             "--input=none", *wrapper, "--hosts", hosts, "--", *spec.argv,
         ]  # fmt: skip
-        if not _in_batch(spec):
+        if not self._in_batch:
             return [step]
         env = [f"{name}={value}" for name, value in spec.own_env.items()]
         file = Path(f"{_launch(spec)}-{job}-{ours[0].restarts}.sh")
@@ -246,10 +265,6 @@ class Slurm(RemoteLauncher):
         """Waits a moment. Raises ChaosError if the run ends."""
         if self._given_up.wait(_LOOK_S):
             raise ChaosError("the run ended while it waited for nodes")
-
-
-def _in_batch(spec: JobSpec) -> bool:
-    return spec.slurm.get("submit") == "batch"
 
 
 def _step(spec: JobSpec) -> str:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from torchaos.harness.interfaces import Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
@@ -30,9 +32,15 @@ class SshNode:
         return None
 
 
+@dataclass
 class Ssh(RemoteLauncher):
     """`job.hosts` names the machines. The first machine serves the rendezvous, so all others must reach it by that
     name."""
+
+    hosts: Annotated[
+        list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]],
+        Field(description="For launcher: ssh: the names of the machines, by which all of them reach the first."),
+    ] = field(default_factory=list)  # fmt: skip
 
     name: ClassVar[str] = "ssh"
     needs: ClassVar[frozenset[str]] = frozenset({"ssh"})
@@ -45,14 +53,18 @@ class Ssh(RemoteLauncher):
         "node.reboot": "the command on a node is started only once; write node.freeze or node.kill",
     }
 
+    @property
+    def node_count(self) -> int | None:
+        return len(self.hosts) or None
+
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         return (JobProcesses(spec.env[ENV_RUN_ID]),)  # the ssh clients on this machine
 
     def create(self, spec: JobSpec) -> Sequence[SshNode]:
         """The nodes. Raises UsageError if `job.hosts` is empty."""
-        if len(spec.hosts) != spec.nodes:
+        if len(self.hosts) != spec.nodes:
             raise UsageError(f"launcher: ssh needs {counted(spec.nodes, 'name')} in job.hosts, one for each node")
-        return [SshNode(index, host) for index, host in enumerate(sorted(spec.hosts))]
+        return [SshNode(index, host) for index, host in enumerate(sorted(self.hosts))]
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         hosts = ",".join(node.host for node in nodes if isinstance(node, SshNode))

@@ -24,11 +24,10 @@ from torchaos.harness.protocol.agent_plan import Collectives, Moment
 from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.plan import After, Named, PlannedFault, PlannedJob, counted
 from torchaos.harness.running.fault_checks import misfit
-from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.planner.job_plan import placeholders
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Limits, Scenario, When
 from torchaos.harness.scenario.grammar import Target as Aim
-from torchaos.harness.scenario.plugin_parameters import check_parameters
+from torchaos.harness.scenario.plugin_parameters import check_parameters, made
 from torchaos.harness.scenario.values import fill
 from torchaos.harness.scenario.yaml_source import read
 
@@ -267,11 +266,10 @@ def planned_fault(
         )
     if wrong := misfit(found, scenario.launcher):
         raise UsageError(f"{at}: {wrong}")
-    if job.attached and "links" in found.needs:
-        problem = "torchaos changes the network only of pods that it has made"
-        raise UsageError(f"{at}: {problem}; write job.pods.manifest")
-    if job.pods.get("manifest") and "links" in found.needs:
-        Manifest.read(Path(job.pods["manifest"]), job.pods["objects"]).check_network(job.pods["container"])
+    if job.attach_pid is not None and "links" in found.needs:
+        raise UsageError(f"{at}: torchaos changes the network only of a job that it starts; leave --attach out")
+    if wrong := made(registry.find("launchers", scenario.launcher), job.settings).refuses(found):
+        raise UsageError(f"{at}: {wrong}")
     if target.nodes == () and found.hits in ("agents", "nodes"):
         noun = "a node's agent" if found.hits == "agents" else "whole nodes"
         raise UsageError(f"{at}: {fault.inject} hits {noun}; write target: {{node: 0}}")

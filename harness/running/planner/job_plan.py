@@ -14,19 +14,17 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-import xxhash
+from pydantic_core import to_jsonable_python
 
 from torchaos.harness import registry
 from torchaos.harness.fault_drivers.storage_faults import memory_left
 from torchaos.harness.host.native_libraries import NVML
-from torchaos.harness.interfaces import Need, UsageError
+from torchaos.harness.interfaces import Launcher, Need, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.environment import job_python, ranks_per_node, resolve_program
 from torchaos.harness.record.plan import PlannedFault, PlannedJob, counted
 from torchaos.harness.running.fault_checks import is_controllers
-from torchaos.harness.running.launchers.pod_manifest import Manifest
 from torchaos.harness.running.launchers.torchrun_line import (
     container_in,
     most_nodes,
@@ -38,6 +36,7 @@ from torchaos.harness.running.launchers.torchrun_line import (
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job_grammar import Job
 from torchaos.harness.scenario.job_override import COMMAND_LINE
+from torchaos.harness.scenario.plugin_parameters import made, parameters_of, params_of
 from torchaos.harness.scenario.values import fill, size_in_words
 from torchaos.harness.scenario.yaml_source import read
 
@@ -64,8 +63,6 @@ def check_remote(
         if getattr(found, "whole_job", False) and len(fault.target.nodes) < job.nodes:
             every = ", ".join(map(str, range(job.nodes)))
             raise UsageError(f"{file}: fault {fault.id}: it hits the whole job; write target: {{nodes: [{every}]}}")
-        if getattr(found, "batch", False) and job.slurm.get("submit") != "batch":
-            raise UsageError(f"{file}: fault {fault.id}: only a batch job has it; write job.slurm: {{submit: batch}}")
         outside = fault.where == "node" and found.hits != "files"
         if outside and isinstance(fault.trigger, Moment) and len(nodes) > 1:
             wrong = f"fault {fault.id} hits several nodes at the moment of one rank; write a fault for each node"
@@ -144,10 +141,25 @@ def placeholders(here: Path) -> dict[str, str]:
     return {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
 
 
-def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local") -> PlannedJob:
+def launcher_for(job: Job, name: str, file: Path) -> Launcher:
+    """The launcher with the settings of the job. `file`: the file with the job."""
+    found, here = registry.find("launchers", name), file.parent.absolute()
+    own = {one.name for one in parameters_of(found)} & job.model_fields_set
+    settings = {key: to_jsonable_python(job.settings[key]) for key in own}
+    found.settle(settings, lambda path: str(here / fill(path, placeholders(here))))
+    launcher: Launcher = made(found, settings)
+    return launcher
+
+
+def _launcher_if_known(job: Job, name: str, file: Path) -> Launcher:
+    """The launcher, or `local` if there is none of that name, which another check reports."""
+    return launcher_for(job, name if name in registry.names("launchers") else "local", file)
+
+
+def planned_job(job: Job, file: Path, attach: int | None, launcher_name: str = "local") -> PlannedJob:
     """The planned job. `file`: the file with the job. `attach`: the pid of a running torchrun. Raises UsageError if the
     job can't be started here, or if its number of ranks can't be read from the command."""
-    here = file.parent.absolute()
+    here, launcher = file.parent.absolute(), launcher_for(job, launcher_name, file)
     values = placeholders(here)
     if any("{nvml}" in value for value in job.env.values()):  # only if needed: the library may have to be compiled
         values["nvml"] = str(NVML.path().parent)
@@ -155,16 +167,16 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local
     if not command:
         raise UsageError("job.command is empty; write the torchrun command line")
     if attach is None:
-        if job.pods is None and not cwd.is_dir():
+        if not launcher.own_folders and not cwd.is_dir():
             raise UsageError(f"job.cwd: {cwd} is no folder")
-        if _is_of_this_machine(job):
+        if launcher.host_programs:
             command[0] = resolve_program(command[0], cwd)
     env = {**os.environ, **job.env}
-    runs_already = attach is not None or bool(job.pods and job.pods.attach)
-    per_node, count = _ranks(job, command, env)
-    if not runs_already and (wrong := next(errors_in(command, env, launcher, count), None)):
+    runs_already = attach is not None or bool(launcher.attached)
+    per_node, count = _ranks(job, launcher, command, env)
+    if not runs_already and (wrong := next(errors_in(command, env, launcher_name, count), None)):
         raise UsageError(f"{_at_the_command(file)}: {wrong}")
-    if job.world_size is None and _is_of_this_machine(job):
+    if job.world_size is None and launcher.host_programs:
         per_node = per_node or _counted(command, env)
     nodes, world = count, _world(job, per_node, count)
     if world is None:
@@ -178,6 +190,7 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local
         raise UsageError("job.resubmit: torchaos does not start a job that runs already; leave resubmit out")
     if job.replicas > 1:
         nodes = _replicas(job, nodes, world, runs_already)
+    launcher = launcher.plan(nodes, str(cwd) if "cwd" in job.model_fields_set else "")
     return PlannedJob(
         command=tuple(command),
         cwd=str(cwd),
@@ -187,61 +200,56 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher: str = "local
         timeout_s=job.timeout,
         checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
         checkpoints_size=_size(job, runs_already),
-        checkpoints_local=_local(job, launcher, values),
+        checkpoints_local=_local(job, launcher_name, values),
         endpoints=dict(job.endpoints),
         log=job.log.model_dump(exclude_none=True) if job.log else None,
         resubmit_times=job.resubmit.times if job.resubmit else 0,
         resubmit_delay_s=job.resubmit.delay if job.resubmit else 0.0,
-        resubmit_command=_next_command(job, here, values, file),
+        resubmit_command=_next_command(job, launcher, here, values, file),
         resubmit_env={name: fill(value, values) for name, value in job.resubmit.env.items()} if job.resubmit else {},
         attach_pid=attach,
         replicas=job.replicas,
-        container=_container(job, here, values),
         busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
-        hosts=tuple(job.hosts),
-        pods=_pods(job, here, cwd, nodes),
-        slurm=job.slurm.model_dump() if job.slurm else {},
+        settings=params_of(launcher),
+        runs_already=launcher.attached,
     )
 
 
-def written_size(job: Job, file: Path) -> tuple[int, int] | None:
+def written_size(job: Job, launcher: str, file: Path) -> tuple[int, int] | None:
     """The numbers of ranks and nodes, if the file gives them without a look at the machine. None otherwise."""
     here = file.parent.absolute()
     command, _ = _line(job, here, placeholders(here))
-    per_node, nodes = _ranks(job, command, {**os.environ, **job.env})
+    per_node, nodes = _ranks(job, _launcher_if_known(job, launcher, file), command, {**os.environ, **job.env})
     world = _world(job, per_node, nodes)
     return (world, nodes * job.replicas) if world else None
 
 
-def missing_script(job: Job, file: Path) -> str:
+def missing_script(job: Job, launcher: str, file: Path) -> str:
     """A problem as text, if the script in the command does not exist. Empty if it exists, or if this is not known."""
     here = file.parent.absolute()
     command, cwd = _line(job, here, placeholders(here))
-    script = script_of(command) if _is_of_this_machine(job) else None
+    script = script_of(command) if _launcher_if_known(job, launcher, file).host_programs else None
     is_missing = script and "{" not in script and not (cwd / script).is_file()
     return f"{cwd / str(script)}: there is no such file; correct job.command or job.cwd" if is_missing else ""
 
 
-def check_script(job: Job, file: Path) -> None:
+def check_script(job: Job, launcher: str, file: Path) -> None:
     """Raises UsageError if the script in the command does not exist. The text has the place of the command in the
     file."""
-    if missing := missing_script(job, file):
+    if missing := missing_script(job, launcher, file):
         raise UsageError(f"{_at_the_command(file)}: {missing}")
 
 
-def _ranks(job: Job, command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int]:
+def _ranks(
+    job: Job, launcher: Launcher, command: Sequence[str], env: Mapping[str, str]
+) -> tuple[int | None, int]:  # fmt: skip
     """The ranks per node (None if the command does not give a number), and the number of nodes."""
     per_node, nodes = world_of(command, env)
-    return per_node, job.nodes or len(job.hosts) or nodes or 1
+    return per_node, job.nodes or launcher.node_count or nodes or 1
 
 
 def _world(job: Job, per_node: int | None, nodes: int) -> int | None:
     return job.world_size or (per_node * nodes * job.replicas if per_node else None)
-
-
-def _is_of_this_machine(job: Job) -> bool:
-    """Whether the job uses the programs of this machine, and not those of an image of containers or pods."""
-    return job.pods is None and (job.container is None or job.container.image == "host")
 
 
 def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
@@ -257,7 +265,9 @@ def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], P
     return [fill(word, values) for word in words], (here / fill(job.cwd, values)).absolute()
 
 
-def _next_command(job: Job, here: Path, values: Mapping[str, str], file: Path) -> tuple[str, ...]:
+def _next_command(
+    job: Job, launcher: Launcher, here: Path, values: Mapping[str, str], file: Path
+) -> tuple[str, ...]:  # fmt: skip
     """The command line of the later submissions, if it differs from the first. Otherwise empty. Raises UsageError if it
     can't be started."""
     if not job.resubmit or not job.resubmit.command:
@@ -265,10 +275,10 @@ def _next_command(job: Job, here: Path, values: Mapping[str, str], file: Path) -
     command, cwd = _line(job.model_copy(update={"command": job.resubmit.command}), here, values)
     if not command:
         raise UsageError("job.resubmit.command is empty; write a torchrun command line, or leave it out")
-    if _is_of_this_machine(job):
+    if launcher.host_programs:
         command[0] = resolve_program(command[0], cwd)
     script = script_of(command)
-    if _is_of_this_machine(job) and script and "{" not in script and not (cwd / script).is_file():
+    if launcher.host_programs and script and "{" not in script and not (cwd / script).is_file():
         place = file if file == COMMAND_LINE else read(file).place(("job", "resubmit", "command")).within(file)
         raise UsageError(f"{place}: {cwd / script}: there is no such file; correct job.resubmit.command")
     return tuple(command)
@@ -333,25 +343,3 @@ def _local(job: Job, launcher: str, values: Mapping[str, str]) -> str | None:
             f"job.checkpoints.local: launcher: {launcher} gives no node a folder of its own; write launcher: netns"
         )
     return fill(local, values)
-
-
-def _pods(job: Job, here: Path, cwd: Path, nodes: int) -> dict[str, Any]:
-    """The settings of the pods, with the digest of the manifest (so that a twin belongs to one version of it) and, if
-    the scenario names one, the working directory in the pods. Raises UsageError if the manifest can't run the job on
-    this number of nodes."""
-    if job.pods is None:
-        return {}
-    if job.pods.attach:
-        return job.pods.model_dump()
-    file = (here / job.pods.manifest).absolute()
-    Manifest.read(file, job.pods.objects).check(nodes, job.pods.container)
-    digest = xxhash.xxh3_128_hexdigest(file.read_bytes())
-    directory = {"cwd": str(cwd)} if "cwd" in job.model_fields_set else {}
-    return {**job.pods.model_dump(), "manifest": str(file), "digest": digest, **directory}
-
-
-def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any]:
-    if job.container is None:
-        return {}
-    mounts = [fill(mount, values) for mount in job.container.mounts]
-    return {"image": job.container.image, "mounts": [str(here / mount) for mount in mounts]}

@@ -29,15 +29,14 @@ from torchaos.harness.scenario.yaml_source import Keys, Source, read
 
 _COMMAND: Keys = ("job", "command")
 _SIZE: tuple[Keys, ...] = (
-    _COMMAND, ("job", "env"), ("job", "world_size"), ("job", "nodes"), ("job", "hosts"), ("job", "replicas"),
-    ("limits", "never"),
+    _COMMAND, ("job", "env"), ("job", "world_size"), ("job", "nodes"), ("job", "replicas"), ("limits", "never"),
 )  # fmt: skip
 
 
-def check_script(job: Job, file: Path, tell: Tell) -> None:
+def check_script(job: Job, launcher: str, file: Path, tell: Tell) -> None:
     """Reports a script that does not exist. `file`: the file with the job."""
     try:
-        missing = missing_script(job, file)
+        missing = missing_script(job, launcher, file)
     except (UsageError, ValueError):  # the command can't be read, which the loader reports
         return
     if missing:
@@ -47,7 +46,7 @@ def check_script(job: Job, file: Path, tell: Tell) -> None:
 def check_targets(scenario: Scenario, file: Path, tell: Tell) -> None:
     """Reports targets that the job does not have."""
     try:
-        size = written_size(scenario.job, file)
+        size = written_size(scenario.job, scenario.launcher, file)
     except (UsageError, ValueError):
         return
     if size is None:
@@ -58,7 +57,8 @@ def check_targets(scenario: Scenario, file: Path, tell: Tell) -> None:
         try:
             target_of(fault, job, scenario.limits, random.Random(0), fault.id or fault.inject)
         except UsageError as error:
-            tell(("faults", number, "target"), str(error), False, _SIZE)
+            settings = (("job", key) for key in scenario.job.settings)
+            tell(("faults", number, "target"), str(error), False, [*_SIZE, *settings])
 
 
 _STEPS = re.compile(r"--((max|total|num|train|training)[-_])?(train[-_])?(steps|iters|iterations)")

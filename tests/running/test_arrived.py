@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.interfaces import ChaosError, Target
-from torchaos.harness.protocol.agent_plan import Moment
+from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.wire import Event, EventFile, Kind
 from torchaos.harness.record.events import merged as arrivals
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.merged import Merged, beside_steps
-from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.conditions.progress import Attempts, LossBelow, NoProgress, Steps
 from torchaos.harness.running.engine import run as run_module
-from torchaos.harness.running.engine.fault_life import FaultPages
 from torchaos.harness.running.engine.run import BaseWriter
 
 STEPS = 10
@@ -177,8 +174,7 @@ def test_a_base_is_written_once_it_is_known(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(run_module, "base_of", base_of)
     page = ControlPage(tmp_path / "page", create=True)
-    fault = PlannedFault("kill", "process.kill", "rank", Target((0,)), Moment(0, 50, None), {}, "", "Kill")
-    writer = BaseWriter([FaultPages(fault, {0: page}, {0: tmp_path / "page"})])
+    writer = BaseWriter([{0: page}])
     events = [Event(Kind.STEP, "rank", number, 0.0, 1.0, rank, attempt, step) for number, (rank, attempt, step) in
               enumerate([(0, 1, 1), (1, 2, 1), (0, 1, 2), (0, 0, 1)])]  # fmt: skip
     for event in events:

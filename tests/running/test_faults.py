@@ -321,24 +321,25 @@ def test_a_fault_that_lands_late_is_taken_back(tmp_path: Path, monkeypatch: pyte
         with suppress(UndoError):
             run._reaper.mark("late", "applied")
 
-    class Life:
-        fault = PlannedFault("late", "process.freeze", "node", Target((0,)), After(0.0), {}, "", "")
-        thread = threading.Thread(target=stop)
+    late = PlannedFault("late", "process.freeze", "node", Target((0,)), After(0.0), {}, "", "")
+    thread = threading.Thread(target=stop)
 
-        def undo(self) -> None:
-            run._reaper.undo("late")
+    class Host:
+        def undo(self, fault: str) -> list[str]:
+            run._reaper.undo(fault)
             taken_back.set()
+            return []
 
-        def join(self, timeout_s: float, hurried: Any = None) -> bool:
+        def end(self, wait_s: float, hurried: Any = None) -> list[str]:
             if taken_back.is_set():
-                self.thread.join(timeout_s)
-            return not self.thread.is_alive()
+                thread.join(wait_s)
+            return [late.id] if thread.is_alive() else []
 
     def watch() -> None:
         run._reaper.record_undo("late", [Process.of(sleep.pid, "resume")], owner="late")
         run._reaper.mark("late", "maybe_applied")
-        run._lives.append(Life())  # type: ignore[arg-type]
-        Life.thread.start()
+        run._hosts.append((Host(), late))  # type: ignore[arg-type]
+        thread.start()
 
     monkeypatch.setattr(run, "_watch", watch)
     try:

@@ -1,9 +1,8 @@
-"""The life of one fault: wait for the trigger, write the undo to disk, arm, apply, wait for the duration, undo.
+"""The life of one fault: write the undo to disk, arm, apply, wait for the duration, undo.
 
 A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path. The
 control page of a fault is a memory-mapped file through which the harness and a rank exchange numbers. A fault from
-outside is applied while its pacer (the rank that is held) waits at the Moment, or when the events of the run trigger
-it."""
+outside is applied while its pacer (the rank that is held) waits at the Moment, or at once."""
 
 from __future__ import annotations
 
@@ -24,35 +23,16 @@ from torchaos.harness.protocol.agent_plan import Moment, RankTrigger
 from torchaos.harness.protocol.control_pages import ControlPage, State
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.record.plan import After, PlannedFault
+from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import phase_of
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import PageSlot
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.conditions.progress import after_is_due
 from torchaos.harness.running.fault_checks import NotPermitted, Permits
+from torchaos.harness.running.launchers.fault_hosts import ranks_with_page
 from torchaos.harness.running.launchers.job import JobView
-
-SHARE = 10  # a throttled check is not made again for this many times its own CPU time
-
-
-class Throttle:
-    """Decides when a costly check may be made again. Use: `if throttle.due():`, then `with throttle:` around the check,
-    whose CPU time is measured."""
-
-    def __init__(self) -> None:
-        self._spent_s = self._next_s = 0.0
-
-    def due(self) -> bool:
-        return time.monotonic() >= self._next_s
-
-    def __enter__(self) -> None:
-        self._spent_s = time.thread_time()
-
-    def __exit__(self, *_: object) -> None:
-        self._next_s = time.monotonic() + SHARE * (time.thread_time() - self._spent_s)
 
 
 def ranks_now(fault: PlannedFault, job: JobView) -> Sequence[int]:
@@ -97,8 +77,7 @@ LEASE_S = 3600.0  # seconds after which a fault in a rank ends even if no proces
 
 @dataclass(frozen=True)
 class FaultPages:
-    """The control pages of one fault, by rank. A fault in the rank has a page for each target; a fault from outside has
-    a page for its pacer, the rank that is held."""
+    """The control pages of one fault, by rank, see `ranks_with_page`."""
 
     fault: PlannedFault
     pages: dict[int, ControlPage]
@@ -106,12 +85,16 @@ class FaultPages:
 
     @classmethod
     def make(cls, fault: PlannedFault, folder: RunDir) -> FaultPages:
-        if fault.where == "rank":
-            ranks: tuple[int, ...] = fault.target.ranks
-        else:
-            ranks = (fault.trigger.pacer,) if isinstance(fault.trigger, Moment) else ()
-        paths = {rank: folder.pages / f"{fault.id}-rank{rank}.page" for rank in ranks}
+        paths = {rank: folder.pages / f"{fault.id}-rank{rank}.page" for rank in ranks_with_page(fault)}
         return cls(fault, {rank: ControlPage(path, create=True) for rank, path in paths.items()}, paths)
+
+    def call_off(self) -> None:
+        """Makes sure that the fault can't be applied any more. Ranks no longer wait to be armed, and a held rank
+        continues."""
+        for page in self.pages.values():
+            page.write(page.ARMED_PID, page.CALLED_OFF)
+            if self.fault.where == "node":
+                page.write(page.GO, PageSlot.GO_ON)
 
     def triggers(self) -> Iterator[RankTrigger]:
         """The triggers for the ranks. If a fault in the rank is triggered from outside, it fires when its rank next
@@ -143,20 +126,6 @@ class Context:
     permits: Permits | None = None
     steady: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    due: Callable[[After], bool] | None = None  # whether a trigger from outside is due; None: the journal shows it
-
-    def due_by_events(self, trigger: After) -> Callable[[], bool]:
-        """A function that returns whether the trigger is due. The check gets more costly in a long run, and is then
-        made less often."""
-        throttle = Throttle()
-
-        def due() -> bool:
-            if not throttle.due():
-                return False
-            with throttle:
-                return after_is_due(trigger, self.journal.snapshot(), time.monotonic())
-
-        return due
 
     def wait_until(self, found: Callable[[], bool], every_s: float = FAR_S) -> bool:
         """Waits until `found()` is true. Returns False if the run ended before that."""
@@ -166,8 +135,16 @@ class Context:
         return True
 
 
+def report_missed(fault: PlannedFault, error: Exception, journal: Journal) -> None:
+    """Records that a fault was missed. Does nothing if the journal is closed: then the run is over and recorded."""
+    known = isinstance(error, (ChaosError, OSError))
+    reason = str(error) if known else f"{type(error).__name__}: {error}"
+    with suppress(ChaosError):
+        journal.emit(Kind.MISSED, {"fault": fault.id, "reason": reason})
+
+
 class FaultLife:
-    """Carries one fault through its life, in a thread of its own. If the run ends before the trigger, nothing is
+    """Carries one fault through its life, in a thread of its own. If the run ends before its Moment, nothing is
     applied."""
 
     def __init__(self, fault: PlannedFault, fault_pages: FaultPages, on: Context) -> None:
@@ -197,8 +174,6 @@ class FaultLife:
 
     def _run(self) -> None:
         try:
-            if not self._on.wait_until(self._on.steady.is_set) or not self._await_outside_trigger():
-                return
             if self.fault.where == "rank":
                 self._in_the_ranks()
             elif isinstance(self.fault.trigger, Moment):
@@ -207,22 +182,12 @@ class FaultLife:
             else:
                 self._record_undo_and_apply()
         except Exception as error:  # an injector may raise anything; the run goes on, and the verdict reports it
-            known = isinstance(error, (ChaosError, OSError))
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
-            with suppress(ChaosError):  # the journal is closed: the run is over and recorded
-                if self._begun:  # this thread, which waited for the end of the fault, ends here
+            if self._begun:  # this thread, which waited for the end of the fault, ends here
+                with suppress(ChaosError):
                     self.undo()
-                self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
+            report_missed(self.fault, error, self._on.journal)
         finally:
-            self._call_off()
-
-    def _call_off(self) -> None:
-        """Makes sure that the fault can't be applied any more. Ranks no longer wait to be armed, and a held rank
-        continues."""
-        for page in self._fault_pages.pages.values():
-            page.write(page.ARMED_PID, page.CALLED_OFF)
-            if self.fault.where == "node":
-                page.write(page.GO, PageSlot.GO_ON)
+            self._fault_pages.call_off()
 
     def _in_the_ranks(self) -> None:
         self._check_limits()
@@ -381,12 +346,6 @@ class FaultLife:
     def _note_step(self, event: Event) -> None:
         if event.kind is Kind.STEP and event.rank is not None and event.step is not None:
             self._progress[event.rank] = max(event.step, self._progress.get(event.rank, 0))
-
-    def _await_outside_trigger(self) -> bool:
-        trigger = self.fault.trigger
-        if isinstance(trigger, Moment):
-            return True
-        return self._on.wait_until(partial(self._on.due, trigger) if self._on.due else self._on.due_by_events(trigger))
 
     def _armed(self, targets: Sequence[int]) -> None:
         self._emit(Kind.ARMED, {"fault": self.fault.id, "targets": list(targets)})

@@ -11,14 +11,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from torchaos.harness import registry
 from torchaos.harness.analysis.ending import has_aborted
 from torchaos.harness.fault_drivers.storage_faults import OwnDisk
 from torchaos.harness.host.disk import write_atomically
@@ -28,6 +27,7 @@ from torchaos.harness.monitoring.observers.at_end import Leftovers
 from torchaos.harness.monitoring.observers.hang_watch import hangs_of
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 from torchaos.harness.protocol.agent_plan import AgentPlan, Moment
+from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.sample_sums import of_each
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.environment import describe, installed, job_python
@@ -41,12 +41,12 @@ from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.recovery import PROBES
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import Context, FaultLife, FaultPages
-from torchaos.harness.running.engine.remote_fault_life import RemoteFaultLife, remote_pages
+from torchaos.harness.running.engine.fault_life import Context
+from torchaos.harness.running.engine.local_faults import JOIN_S, Beginning, LocalFaults
 from torchaos.harness.running.engine.watches import SelfCheck, Watches
 from torchaos.harness.running.fault_checks import Permits
-from torchaos.harness.running.launchers.factory import job_for
-from torchaos.harness.running.launchers.remote_job import RemoteJob
+from torchaos.harness.running.launchers.factory import job_for, kind_of_job
+from torchaos.harness.running.launchers.fault_hosts import FaultHost
 
 PATIENCE_S = 2 * Moment.hold_s
 
@@ -58,8 +58,9 @@ class BaseWriter:
     After the first step of an attempt that loaded a checkpoint, the agent waits for the base to appear on the page. If
     the witnesses do not show the base, nothing is written, and the trigger is missed. The base is never guessed."""
 
-    def __init__(self, fault_pages: Sequence[FaultPages]) -> None:
-        self._pages = [(rank, page) for of_fault in fault_pages for rank, page in of_fault.pages.items()]
+    def __init__(self, pages: Sequence[Mapping[int, ControlPage]]) -> None:
+        """`pages`: those of each fault, by rank."""
+        self._pages = [item for of_fault in pages for item in of_fault.items()]
         self._ranks = {rank for rank, _page in self._pages}
         self._waiting: dict[
             int, Event
@@ -94,7 +95,6 @@ STOP_GRACE_S = 5.0
 LATE_S = 30.0  # seconds to wait at the end for a fault that is still being applied
 _MOST_FILES = 20_000  # in the list of the files that the job left
 SPARE_S = 60.0  # the reaper ends the job by itself if it lives this much longer than its time-out
-QUEUE_S = 24 * 3600.0  # the time that a job may wait for machines of a cluster
 
 Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
 
@@ -115,7 +115,7 @@ class Run:
         self._stopped: dict[str, object] | None = None
         self._hurried = False
         self.grace_s = STOP_GRACE_S  # seconds for the job to end when it is asked to; 0: it is killed at once
-        self._lives: list[FaultLife | RemoteFaultLife] = []
+        self._hosts: list[tuple[FaultHost, PlannedFault]] = []  # each fault, with the host that applies it
         self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
 
@@ -149,9 +149,8 @@ class Run:
             raise ChaosError(f"{self.folder.root}: {self.journal.failed}; nothing is judged")
 
     def _prepare(self, stack: ExitStack) -> None:
-        far = self.plan.job.attach_pid is None and registry.find("launchers", self.plan.launcher).on_nodes
-        # The agents of other machines send their events, because files on a shared disk may show them late.
-        self.journal = Journal(self.folder.events, follow="harness*.jsonl" if far else "*.jsonl")
+        kind = kind_of_job(self.plan)
+        self.journal = Journal(self.folder.events, follow=kind.journals)
         stack.callback(self.journal.close)
         if self._watcher:
             stack.enter_context(self._watcher(self.journal, self.plan))
@@ -159,23 +158,17 @@ class Run:
             self.journal.emit(Kind.NOTE, {"text": text})
         self._stage("prepare")
         plan = self.plan
-        fault_pages = [] if far else [FaultPages.make(fault, self.folder) for fault in plan.faults]
-        triggers = tuple(trigger for of_fault in fault_pages for trigger in of_fault.triggers())
         root = self._checkpoints()
-        AgentPlan(
-            self.run_id, str(self.folder.events), plan.hooks, triggers, str(root) if root else None,
-            of_each(plan.job.world_size),
-        ).write(self.folder.agent_plan)  # fmt: skip
         self._reaper = ReaperClient.start(self.folder.root, self.run_id)
         stack.callback(self._release)
-        self._limit_s = plan.job.timeout_s + SPARE_S + (QUEUE_S if far else 0.0)
+        self._limit_s = plan.job.timeout_s + SPARE_S + kind.queue_s
         self._reaper.record_undo("probes", [JobProcesses(self.run_id + PROBES)], owner="probes")
         self._job = job_for(plan, self.folder, self.run_id, self.journal, self._record_undo_of_resources)
         self._leftovers = Leftovers(plan, self._job.members)
         self._self_check = SelfCheck(self.folder.root)
         self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
         stack.callback(self._watches.stop)
-        self._gpus = GpuWatch(dict if far else self._job.ranks, self.journal.emit)
+        self._gpus = GpuWatch(self._job.ranks if kind.is_here else dict, self.journal.emit)
         stack.callback(self._gpus.stop)
         self._hangs = hangs_of(plan, self.folder, self._job.ranks, self.journal.emit, self._gpus.seen)
         stack.callback(self._hangs.stop)
@@ -183,16 +176,17 @@ class Run:
             plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
         )
         self._context = Context(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
-        if isinstance(self._job, RemoteJob):
-            fault_pages = [remote_pages(fault, self._job) for fault in plan.faults]
-        self._lives = [self._life(fault, of_fault) for fault, of_fault in zip(plan.faults, fault_pages, strict=True)]
-        self._bases = BaseWriter(fault_pages)
+        elsewhere = self._job.hosts(permits)
+        ours = [fault for fault in plan.faults if not any(host.takes(fault) for host in elsewhere)]
+        local = LocalFaults(ours, self.folder, self._context)
+        hosts = (*elsewhere, local)
+        self._hosts = [(next(host for host in hosts if host.takes(fault)), fault) for fault in plan.faults]
+        AgentPlan(
+            self.run_id, str(self.folder.events), plan.hooks, local.triggers(), str(root) if root else None,
+            of_each(plan.job.world_size),
+        ).write(self.folder.agent_plan)  # fmt: skip
+        self._bases = BaseWriter([host.pages(fault) for host, fault in self._hosts])
         self.journal.listen(self._bases.note)
-
-    def _life(self, fault: PlannedFault, of_fault: FaultPages) -> FaultLife | RemoteFaultLife:
-        if isinstance(self._job, RemoteJob) and not self._job.applies(fault):
-            return RemoteFaultLife(fault, self._job, self._context)
-        return FaultLife(fault, of_fault, self._context)
 
     def _launch(self) -> None:
         self._stage("launch")
@@ -209,8 +203,8 @@ class Run:
         self._watches.start()
         self._gpus.start()
         self._hangs.start()
-        for life in self._lives:
-            life.start()
+        for host, fault in self._hosts:
+            Beginning(fault, host, self._context).start()
 
     def _make_disk(self) -> None:
         root, size = self._checkpoints(), self.plan.job.checkpoints_size
@@ -242,12 +236,12 @@ class Run:
             self.journal.emit(Kind.STOPPED, self._stopped)
 
     def _look_at_ranks(self) -> None:
-        """If the job has to be ended, records first what its ranks are doing. Does nothing for a job whose ranks are on
-        other machines."""
+        """If the job has to be ended, records first what its ranks are doing. Does nothing if a job on other machines
+        has no rank."""
         stopped = self._stopped
         if stopped is None or stopped["interrupted"] or stopped["enough"] or self._job.done or self._hurried:
             return
-        if not (ranks := self._job.ranks()) and isinstance(self._job, RemoteJob):
+        if not (ranks := self._job.ranks()) and not self._job.is_here:
             return
         agents = None if self.plan.job.attached else self.folder.agent_plan.parent
         try:
@@ -265,8 +259,7 @@ class Run:
         self._watches.stop()
         self._hangs.stop()
         self._gpus.stop()
-        stuck = [life.fault.id for life in self._lives if not life.join(10.0, self._is_hurried)]
-        for name in stuck:
+        for name in self._end_faults(JOIN_S, self._is_hurried):
             self.journal.emit(Kind.NOTE, {"text": f"fault {name} has not ended; it is rolled back now"})
         reported = {
             event.data["fault"]
@@ -282,8 +275,10 @@ class Run:
 
     def _undo_faults(self) -> None:
         self._stage("heal")
-        for life in reversed(self._lives):
-            life.undo()
+        for host, fault in reversed(self._hosts):
+            if wrong := host.undo(fault.id):
+                data = {"fault": fault.id, "verified": False, "reason": "; ".join(wrong)}
+                self.journal.emit(Kind.ROLLED_BACK, data)
         rolled_back = (e.data for e in beside_steps(self.journal.snapshot()) if e.kind is Kind.ROLLED_BACK)
         bad = [data for data in rolled_back if not data["verified"]]
         self._unverified |= {rolled["fault"]: rolled["reason"] for rolled in bad}
@@ -325,12 +320,16 @@ class Run:
     def _release(self) -> None:
         """The last stage: undoes everything that is left, and ends the reaper. First it waits for faults that are still
         being applied, because nothing could undo them after the end of the reaper."""
-        if self._lives:
-            self._context.ended.set()
-        late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
+        late = self._end_faults(LATE_S)
         self._undo("all", self._reaper.close)
         for name in late:
             self._tell([UndoResult(name, {}, False, "it was still being applied when the run was over")])
+
+    def _end_faults(self, wait_s: float, hurried: Callable[[], bool] = lambda: False) -> list[str]:
+        """Lets no further fault begin. Returns the faults that are still being applied."""
+        hosts = {id(host): host for host, _fault in self._hosts}.values()
+        stuck = {name for host in hosts for name in host.end(wait_s, hurried)}
+        return [fault.id for _host, fault in self._hosts if fault.id in stuck]
 
     def _undo(self, owner: str, undo: Callable[[], Sequence[UndoResult]]) -> None:
         try:

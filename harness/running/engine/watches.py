@@ -17,7 +17,7 @@ from torchaos.harness.interfaces import Emit, Probe, UsageError, Watched
 from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.running.conditions.commands import last_reason
-from torchaos.harness.running.engine.fault_life import Throttle
+from torchaos.harness.running.engine.local_faults import Throttle
 from torchaos.harness.scenario.values import size_in_words
 
 DISK_AT_START = 256 << 20  # bytes that must be free where the run directory is

@@ -22,6 +22,13 @@ from torchaos.harness.running.launchers.remote_job import RemoteJob
 from torchaos.harness.scenario.plugin_parameters import made
 
 
+def kind_of_job(plan: Plan) -> type[RunningJob]:
+    """The class of the plan's job."""
+    if plan.job.attach_pid is not None:
+        return Attached
+    return RemoteJob if registry.find("launchers", plan.launcher).on_nodes else Job
+
+
 def job_for(
     plan: Plan, folder: RunDir, run_id: str, journal: Journal,
     record_undo: Callable[[Sequence[Handle], int], None] | None = None,
@@ -63,8 +70,8 @@ def check_cluster(plan: Plan, folder: RunDir) -> None:
     """Asks, before anything is made, whether the cluster can run the job and whether the user has the rights that the
     faults need. `folder`: the run directory, which has the plan. Raises UsageError if not, and ChaosError if the
     cluster does not answer."""
-    launcher = registry.find("launchers", plan.launcher)
-    if launcher.on_nodes and plan.job.attach_pid is None:
+    if kind_of_job(plan) is RemoteJob:
+        launcher = registry.find("launchers", plan.launcher)
         made(launcher, plan.job.settings).resources(_spec(plan, folder, folder.root.name, 0))
 
 

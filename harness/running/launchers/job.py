@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from torchaos.harness import agent
 from torchaos.harness.fault_drivers.proxy import Endpoint
@@ -39,6 +40,8 @@ from torchaos.harness.protocol.wire import (
 )
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
+from torchaos.harness.running.fault_checks import Permits
+from torchaos.harness.running.launchers.fault_hosts import FaultHost
 
 BOOTSTRAP = Path(agent.__path__[0]).resolve() / "bootstrap"
 
@@ -253,6 +256,10 @@ class JobView(ABC):
 class RunningJob(JobView):
     """A job that the harness starts (or attaches to), follows to its end, and stops."""
 
+    is_here: ClassVar[bool] = True  # its ranks are processes of this machine
+    journals: ClassVar[str] = "*.jsonl"  # the files of events that are read during the run
+    queue_s: ClassVar[float] = 0.0  # how long it may wait for its machines
+
     def __init__(self, watch: RankWatch) -> None:
         super().__init__(watch)
         self._exit_code: int | None = None
@@ -267,6 +274,10 @@ class RunningJob(JobView):
     def done(self) -> bool:
         """Whether the last submission has ended. Some of its processes may still be alive until `stop`."""
         return self._done.is_set()
+
+    def hosts(self, permits: Permits) -> Sequence[FaultHost]:
+        """The hosts of faults on other machines. `permits`: what faults may touch."""
+        return ()
 
     @property
     def trouble(self) -> str:

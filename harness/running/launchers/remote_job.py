@@ -1,6 +1,5 @@
 """A job whose nodes are other machines. The agents of the nodes observe the job's processes and apply the faults. This
-process follows the commands that started the job, remembers which nodes were asked to apply a fault, and collects the
-events of the agents."""
+process follows the commands that started the job, and collects the events of the agents."""
 
 from __future__ import annotations
 
@@ -11,142 +10,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from torchaos.harness import registry
 from torchaos.harness.host import disk, processes
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RankProcess, RemoteLauncher
 from torchaos.harness.monitoring.probes.job_log import JobLog
-from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.events.node_clocks import NodePid
-from torchaos.harness.record.plan import After, PlannedFault
-from torchaos.harness.running.fault_checks import is_controllers
+from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.running.fault_checks import Permits, is_controllers
+from torchaos.harness.running.launchers.fault_hosts import FaultHost, RemoteFaults
 from torchaos.harness.running.launchers.job import Command, StartedNode, SubmittedJob
-from torchaos.harness.running.launchers.node_channel import Handler, NoAnswer, NodeChannel, base_file, mark_of
-
-
-@dataclass
-class RemoteFaults:
-    """The faults that the agents of other nodes apply. `planned`: the faults by id. `lines` and `ranks`: functions that
-    return the present connections and ranks. Thread-safe."""
-
-    planned: Mapping[str, PlannedFault]
-    lines: Callable[[], Sequence[NodeChannel]]
-    ranks: Callable[[], Mapping[int, RankProcess]]
-    mending: threading.RLock = field(
-        default_factory=threading.RLock
-    )  # held while the changes on a lost node are undone
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-    _begun: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # by fault: the ranks to hit, by node
-    _ordered: set[str] = field(default_factory=set)  # faults that a living agent was told to apply at once
-    _words: dict[tuple[str, int, int], int] = field(default_factory=dict)  # by fault, rank and number of the word
-
-    def begin(self, fault: PlannedFault) -> None:
-        """Tells the nodes of the target to begin the fault. Raises ChaosError if the target has no process now."""
-        shared = self._share(fault)
-        lines = [line for line in self.lines() if line.node in shared]
-        with self._lock:
-            self._begun[fault.id] = shared
-            if isinstance(fault.trigger, After) and not all(line.left.is_set() for line in lines):
-                self._ordered.add(fault.id)
-        for line in lines:
-            line.tell("start", fault=fault.id, ranks=list(shared[line.node]))
-
-    def submitted_again(self) -> None:
-        """Must be called before another submission. Its agents are not told again to apply faults that the earlier
-        agents were told to apply at once."""
-        with self._lock:
-            for fault in self._ordered:
-                self._begun.pop(fault, None)
-
-    def begun_on(self, node: int) -> list[str]:
-        with self._lock:
-            return [fault for fault, shared in self._begun.items() if node in shared]
-
-    def tell_all(self, line: NodeChannel) -> None:
-        """Sends an agent all words of control pages, and all faults that have begun. It is called whenever an agent has
-        connected."""
-        with self._lock:
-            words, begun = list(self._words.items()), dict(self._begun)
-        for (fault, rank, word), value in words:
-            line.tell("page", fault=fault, rank=rank, word=word, value=value)
-        for fault, shared in begun.items():
-            if line.node in shared:
-                line.tell("start", fault=fault, ranks=list(shared[line.node]))
-
-    def write(self, fault: str, rank: int, word: int, value: int) -> None:
-        """Sends a word of the control page of a fault and a rank to every node."""
-        with self._lock:
-            self._words.pop((fault, rank, word), None)
-            self._words[fault, rank, word] = value  # in the order of writing
-        for line in self.lines():
-            line.tell("page", fault=fault, rank=rank, word=word, value=value)
-
-    def end(self) -> list[str]:
-        """Lets no further fault begin. Returns the faults that are still being applied."""
-        stuck: set[str] = set()
-        for line in self.lines():
-            try:
-                if not line.left.is_set():
-                    stuck.update(line.ask("end"))
-            except NoAnswer:
-                continue
-        return sorted(stuck)
-
-    def undo(self, fault: str) -> list[str]:
-        """Undoes a fault on all nodes that have it. Returns one reason for each node on which the undo is not
-        verified."""
-        wrong = []
-        with self.mending:
-            for line in [line for line in self.lines() if not line.left.is_set()]:
-                try:
-                    line.ask("heal", fault=fault)
-                except NoAnswer as error:
-                    if not line.left.is_set():
-                        wrong.append(str(error))
-        return wrong
-
-    def note(self, event: Event) -> None:
-        """If the event shows that a fault has fired on a node, writes that to the pages of the other nodes, so that the
-        fault does not fire there, too."""
-        if event.kind not in (Kind.APPLYING, Kind.APPLIED):
-            return
-        fault = self.planned.get(event.data["fault"])
-        if fault is None:
-            return
-        if fault.where == "rank" and event.kind is Kind.APPLYING and event.rank is not None:
-            rank = event.rank
-        elif fault.where == "node" and event.kind is Kind.APPLIED and not isinstance(fault.trigger, After):
-            rank = fault.trigger.pacer
-        else:
-            return
-        fired = self._words.get((fault.id, rank, ControlPage.FIRED), 0)
-        self.write(fault.id, rank, ControlPage.FIRED, fired + 1)
-
-    def _share(self, fault: PlannedFault) -> Mapping[int, Sequence[int]]:
-        """The nodes that take part in a fault, each with the ranks of the target that it may hit there."""
-        everywhere = {line.node: fault.target.ranks for line in self.lines()}
-        if fault.where == "rank":
-            return everywhere
-        if fault.target.nodes:
-            return dict.fromkeys(fault.target.nodes, fault.target.ranks)
-        if not isinstance(fault.trigger, After):
-            return everywhere  # the pacer is on one of these nodes
-        if not fault.target.ranks:
-            return {0: ()}
-        ranks, shared = self.ranks(), dict[int, list[int]]()
-        for rank in fault.target.ranks:
-            if rank not in ranks:
-                raise ChaosError(f"rank {rank} has no process now")
-            shared.setdefault(ranks[rank].node, []).append(rank)
-        return shared
-
+from torchaos.harness.running.launchers.node_channel import Handler, NodeChannel, base_file, mark_of
 
 TORCHAOS = (sys.executable, "-m", "torchaos.harness")
 _BYE_S = 20.0  # seconds to wait for the last messages of an agent that does not answer
@@ -159,6 +39,9 @@ class RemoteJob(SubmittedJob):
     """A job whose nodes are other machines. `faults`: the faults of the plan. `log_of`: makes the reader of a node's
     output; given if torchaos attaches to a job that runs already. The methods may be called from any thread."""
 
+    is_here: ClassVar[bool] = False
+    journals: ClassVar[str] = "harness*.jsonl"  # the agents send their events, which a shared disk may show late
+    queue_s: ClassVar[float] = 24 * 3600.0
     _launcher: RemoteLauncher
 
     def __init__(
@@ -173,7 +56,9 @@ class RemoteJob(SubmittedJob):
         self._run_dir = run_dir
         self._log_of = log_of
         self._logs: list[JobLog] = []  # of the nodes, if torchaos attached
-        self.faults = RemoteFaults({fault.id: fault for fault in faults}, lambda: self._lines, self.ranks)
+        ours = (one.id for one in faults if is_controllers(registry.find("injectors", one.inject), launcher.name))
+        planned = {fault.id: fault for fault in faults}
+        self.faults = RemoteFaults(planned, lambda: self._lines, self.ranks, frozenset(ours))
         self._ranks: dict[int, RankProcess] = {}
         self._lines: list[NodeChannel] = []
         self._commands: list[Command] = []
@@ -190,12 +75,9 @@ class RemoteJob(SubmittedJob):
         with self._ranks_lock:
             return dict(self._ranks)
 
-    def applies(self, fault: PlannedFault) -> bool:
-        """Whether this process applies the fault itself. Otherwise the agent of a node does."""
-        return is_controllers(registry.find("injectors", fault.inject), self._launcher.name)
-
-    def _is_ours(self, fault: str) -> bool:
-        return fault in self.faults.planned and self.applies(self.faults.planned[fault])
+    def hosts(self, permits: Permits) -> Sequence[FaultHost]:
+        self.faults.permits = permits
+        return (self.faults,)
 
     def nodes(self) -> list[StartedNode]:
         """The nodes, without their processes, which only the agents know."""
@@ -401,7 +283,7 @@ class RemoteJob(SubmittedJob):
             with self._ranks_lock:
                 if (known := self._ranks.get(event.rank)) and known.pid == event.data["pid"]:
                     del self._ranks[event.rank]
-        elif event.kind is Kind.APPLYING and self._is_ours(event.data["fault"]):
+        elif event.kind is Kind.APPLYING and event.data["fault"] in self.faults.ours:
             self._taken.add(event.data["node"])
         else:
             self.faults.note(event)

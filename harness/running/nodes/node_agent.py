@@ -30,7 +30,8 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import Context, FaultLife, FaultPages
+from torchaos.harness.running.engine.fault_life import Context
+from torchaos.harness.running.engine.local_faults import LocalFaults
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.job import JobView, StartedNode
 from torchaos.harness.running.launchers.local import LocalNode
@@ -91,23 +92,20 @@ class NodePart(JobView):
 
 
 SPARE_S = 60.0  # seconds after the job's time-out; then the node's reaper ends the node's part of the job
-JOIN_S = 10.0
 
 
-class NodeFaults:
+class NodeFaults(LocalFaults):
     """The faults on this node. `shared`: the run directory. `place`: this node's own folder. Raises UndoError if the
     reaper can't be started; then nothing may be injected here. Thread-safe."""
 
     def __init__(
         self, plan: Plan, shared: RunDir, place: RunDir, mark: str, node: int, part: NodePart, journal: Journal
     ) -> None:  # fmt: skip
-        self._plan, self._node, self._part, self._journal, self._place = plan, node, part, journal, place
-        self._fault_pages = {fault.id: FaultPages.make(fault, place) for fault in plan.faults}
-        self._lives: dict[str, FaultLife] = {}
-        self._lock = threading.Lock()
+        self._node, self._part, self._journal, self._place = node, part, journal, place
+        self._planned = {fault.id: fault for fault in plan.faults}
         job = plan.job
         parts = (word.replace("{run}", str(shared.job)) for word in (job.cwd, job.checkpoints or ""))
-        self._checkpoints = Path(*parts) if job.checkpoints else None
+        checkpoints = Path(*parts) if job.checkpoints else None
         self._reaper = ReaperClient.start(place.root, mark)
         limit_s = job.timeout_s + SPARE_S
         try:
@@ -115,52 +113,29 @@ class NodeFaults:
         except UndoError:
             self._reaper.close()  # removes the entry in the registry of runs, which a dead reaper leaves
             raise
-        folders = [place.root, shared.root, *([self._checkpoints] if self._checkpoints else [])]
+        folders = [place.root, shared.root, *([checkpoints] if checkpoints else [])]
         permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part), has_network=bool(part.links))
-        self._context = Context(
-            journal, part, self._reaper, limit_s, place.undo, self._checkpoints, permits, due=lambda trigger: True
-        )
-        self._context.steady.set()  # the controller checks the steady state
+        on = Context(journal, part, self._reaper, limit_s, place.undo, checkpoints, permits)
+        super().__init__(plan.faults, place, on)
 
     def write_plan(self, shared: AgentPlan) -> Path:
         """Writes the agent's plan for the ranks of this node, and returns its path. `shared`: the plan for all nodes.
         In the copy, the faults refer to the control pages of this node."""
-        triggers = tuple(trigger for of_fault in self._fault_pages.values() for trigger in of_fault.triggers())
-        replace(shared, triggers=triggers).write(self._place.agent_plan)
+        replace(shared, triggers=self.triggers()).write(self._place.agent_plan)
         return self._place.agent_plan
 
     def start(self, fault: str, ranks: Sequence[int]) -> None:
-        """Starts the fault on this node, unless it has started already. `ranks`: the ranks of the target that the fault
-        may hit here."""
-        planned = next(each for each in self._plan.faults if each.id == fault)
-        with self._lock:
-            if fault in self._lives or self._context.ended.is_set():
-                return
-            target = Target(tuple(ranks), tuple(node for node in planned.target.nodes if node == self._node))
-            context = replace(self._context, job=self._part.beside(planned.target.nodes))
-            life = self._lives[fault] = FaultLife(replace(planned, target=target), self._fault_pages[fault], context)
-            life.start()
+        """Begins the fault on this node. `ranks`: the ranks of the target that the fault may hit here."""
+        planned = self._planned[fault]
+        target = Target(tuple(ranks), tuple(node for node in planned.target.nodes if node == self._node))
+        self.begin(replace(planned, target=target), self._part.beside(planned.target.nodes))
 
     def write(self, fault: str, rank: int, word: int, value: int) -> None:
         """Writes a word of a control page. `FIRED` is never lowered: if a rank on another node has fired, no rank fires
         here."""
-        page = self._fault_pages[fault].pages.get(rank)
+        page = self.pages(self._planned[fault]).get(rank)
         if page is not None and (word != ControlPage.FIRED or page.read(word) < value):
             page.write(word, value)
-
-    def end(self) -> list[str]:
-        """Lets no further fault begin, and lets held ranks go on. Returns the faults that are still being applied."""
-        self._context.ended.set()
-        with self._lock:
-            lives = list(self._lives.items())
-        return [name for name, life in lives if not life.join(JOIN_S)]
-
-    def undo(self, fault: str | None = None) -> None:
-        """Undoes a fault, or all faults if it is None, the last first. The results are in the journal."""
-        with self._lock:
-            lives = [life for name, life in reversed(self._lives.items()) if fault in (None, name)]
-        for life in lives:
-            life.undo()
 
     def close(self) -> bool:
         """Undoes everything, and ends the remaining processes of this node's part of the job. Returns whether all of

@@ -1,0 +1,191 @@
+"""Who applies the faults of a run: `FaultHost`, and `RemoteFaults` for those that the agents of other nodes apply. The
+host on this machine is in `engine/local_faults.py`."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchaos.harness.interfaces import ChaosError, RankProcess
+from torchaos.harness.protocol.control_pages import ControlPage
+from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.plan import After, PlannedFault
+from torchaos.harness.running.fault_checks import Permits
+from torchaos.harness.running.launchers.node_channel import NoAnswer, NodeChannel
+
+
+class FaultHost(ABC):
+    """Applies faults, and undoes them. On its own machine, the harness itself is the host (`engine/local_faults.py`);
+    on another machine, it is the agent there."""
+
+    @abstractmethod
+    def takes(self, fault: PlannedFault) -> bool:
+        """Whether this host applies the fault."""
+
+    @abstractmethod
+    def pages(self, fault: PlannedFault) -> Mapping[int, ControlPage]:
+        """The control pages of the fault, by rank, see `ranks_with_page`."""
+
+    @abstractmethod
+    def begin(self, fault: PlannedFault) -> None:
+        """Applies the fault: at its Moment, or at once if its trigger is seen from outside. Does nothing after `end`,
+        or if the fault has begun already. Raises ChaosError if the fault can't begin."""
+
+    @abstractmethod
+    def end(self, wait_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[str]:
+        """Lets no further fault begin, and lets held ranks go on. Returns the faults that are still being applied after
+        at most `wait_s` seconds for each; `hurried()`: waits no longer."""
+
+    @abstractmethod
+    def undo(self, fault: str) -> list[str]:
+        """Undoes the fault, if it has begun, and records the result. Returns the reasons why it is not undone, if the
+        result could not be recorded where the fault is."""
+
+
+def ranks_with_page(fault: PlannedFault) -> Sequence[int]:
+    """The ranks that have a control page for the fault. A fault in the rank has a page for each target; a fault from
+    outside has a page for its pacer, the rank that is held."""
+    if fault.where == "rank":
+        return fault.target.ranks
+    return () if isinstance(fault.trigger, After) else (fault.trigger.pacer,)
+
+
+class RemoteControlPage(ControlPage):
+    """A control page on other machines. The words that the controller writes are sent to the nodes, where the ranks
+    read them."""
+
+    def __init__(self, faults: RemoteFaults, fault: str, rank: int) -> None:
+        self._faults, self._fault, self._rank = faults, fault, rank
+
+    def write(self, word: int, value: int) -> None:
+        self._faults.write(self._fault, self._rank, word, value)
+
+
+@dataclass
+class RemoteFaults(FaultHost):
+    """The faults that the agents of other nodes apply. `planned`: the faults of the plan by id. `lines` and `ranks`:
+    functions that return the present connections and ranks. `ours`: the faults that the controller itself applies,
+    because they need a tool that the launcher uses, such as kubectl. Thread-safe."""
+
+    planned: Mapping[str, PlannedFault]
+    lines: Callable[[], Sequence[NodeChannel]]
+    ranks: Callable[[], Mapping[int, RankProcess]]
+    ours: frozenset[str] = frozenset()
+    permits: Permits | None = None
+    mending: threading.RLock = field(
+        default_factory=threading.RLock
+    )  # held while the changes on a lost node are undone
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _begun: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # by fault: the ranks to hit, by node
+    _ordered: set[str] = field(default_factory=set)  # faults that a living agent was told to apply at once
+    _words: dict[tuple[str, int, int], int] = field(default_factory=dict)  # by fault, rank and number of the word
+
+    def takes(self, fault: PlannedFault) -> bool:
+        return fault.id not in self.ours
+
+    def pages(self, fault: PlannedFault) -> Mapping[int, ControlPage]:
+        return {rank: RemoteControlPage(self, fault.id, rank) for rank in ranks_with_page(fault)}
+
+    def begin(self, fault: PlannedFault) -> None:
+        """Tells the nodes of the target to begin the fault. Raises ChaosError if the fault would exceed the limits, or
+        if the target has no process now."""
+        if self.permits:
+            self.permits.check(fault.target.ranks, fault.target.nodes)
+        shared = self._share(fault)
+        lines = [line for line in self.lines() if line.node in shared]
+        with self._lock:
+            self._begun[fault.id] = shared
+            if isinstance(fault.trigger, After) and not all(line.left.is_set() for line in lines):
+                self._ordered.add(fault.id)
+        for line in lines:
+            line.tell("start", fault=fault.id, ranks=list(shared[line.node]))
+
+    def submitted_again(self) -> None:
+        """Must be called before another submission. Its agents are not told again to apply faults that the earlier
+        agents were told to apply at once."""
+        with self._lock:
+            for fault in self._ordered:
+                self._begun.pop(fault, None)
+
+    def begun_on(self, node: int) -> list[str]:
+        with self._lock:
+            return [fault for fault, shared in self._begun.items() if node in shared]
+
+    def tell_all(self, line: NodeChannel) -> None:
+        """Sends an agent all words of control pages, and all faults that have begun. It is called whenever an agent has
+        connected."""
+        with self._lock:
+            words, begun = list(self._words.items()), dict(self._begun)
+        for (fault, rank, word), value in words:
+            line.tell("page", fault=fault, rank=rank, word=word, value=value)
+        for fault, shared in begun.items():
+            if line.node in shared:
+                line.tell("start", fault=fault, ranks=list(shared[line.node]))
+
+    def write(self, fault: str, rank: int, word: int, value: int) -> None:
+        """Sends a word of the control page of a fault and a rank to every node."""
+        with self._lock:
+            self._words.pop((fault, rank, word), None)
+            self._words[fault, rank, word] = value  # in the order of writing
+        for line in self.lines():
+            line.tell("page", fault=fault, rank=rank, word=word, value=value)
+
+    def end(self, wait_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[str]:
+        stuck: set[str] = set()
+        for line in self.lines():
+            try:
+                if not line.left.is_set():
+                    stuck.update(line.ask("end"))
+            except NoAnswer:
+                continue
+        return sorted(stuck)
+
+    def undo(self, fault: str) -> list[str]:
+        """Undoes a fault on all nodes that have it. Each node records the result. Returns one reason for each node that
+        does not answer, so that the undo there is not verified."""
+        wrong = []
+        with self.mending:
+            for line in [line for line in self.lines() if not line.left.is_set()]:
+                try:
+                    line.ask("heal", fault=fault)
+                except NoAnswer as error:
+                    if not line.left.is_set():
+                        wrong.append(str(error))
+        return wrong
+
+    def note(self, event: Event) -> None:
+        """If the event shows that a fault has fired on a node, writes that to the pages of the other nodes, so that the
+        fault does not fire there, too."""
+        if event.kind not in (Kind.APPLYING, Kind.APPLIED):
+            return
+        fault = self.planned.get(event.data["fault"])
+        if fault is None:
+            return
+        if fault.where == "rank" and event.kind is Kind.APPLYING and event.rank is not None:
+            rank = event.rank
+        elif fault.where == "node" and event.kind is Kind.APPLIED and not isinstance(fault.trigger, After):
+            rank = fault.trigger.pacer
+        else:
+            return
+        fired = self._words.get((fault.id, rank, ControlPage.FIRED), 0)
+        self.write(fault.id, rank, ControlPage.FIRED, fired + 1)
+
+    def _share(self, fault: PlannedFault) -> Mapping[int, Sequence[int]]:
+        """The nodes that take part in a fault, each with the ranks of the target that it may hit there."""
+        everywhere = {line.node: fault.target.ranks for line in self.lines()}
+        if fault.where == "rank":
+            return everywhere
+        if fault.target.nodes:
+            return dict.fromkeys(fault.target.nodes, fault.target.ranks)
+        if not isinstance(fault.trigger, After):
+            return everywhere  # the pacer is on one of these nodes
+        if not fault.target.ranks:
+            return {0: ()}
+        ranks, shared = self.ranks(), dict[int, list[int]]()
+        for rank in fault.target.ranks:
+            if rank not in ranks:
+                raise ChaosError(f"rank {rank} has no process now")
+            shared.setdefault(ranks[rank].node, []).append(rank)
+        return shared

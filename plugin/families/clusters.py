@@ -1,5 +1,5 @@
 """Faults that a scheduler makes: Slurm, or Kubernetes."""
 
-from torchaos.harness.fault_drivers.scheduler import PodDeath, SchedulerFault
+from torchaos.harness.fault_drivers.node_faults import PodDeath, SchedulerFault
 
 __all__ = ["PodDeath", "SchedulerFault"]

@@ -54,6 +54,7 @@ class Placing:
     saved: list[Save] = field(default_factory=list)
     foreign: Collection[str] = ()  # see Scene
     log_offset: int | None = None
+    log_changed: bool = False  # the log had another offset in one attempt than in the attempt before
     went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
     def place(self, attempt: Attempt) -> Attempt:
@@ -134,7 +135,7 @@ class Placing:
             trust=trust,
             as_first=bool(before) and before[-1].after == 0 and place in self.went_on,
             loads=loads,
-            lines=[line for line in self._lines_of(attempt) if since_s <= line[0] < until_s],
+            lines=[line for line in self._lines_of(attempt) if since_s <= line[0] < until_s and not self.log_changed],
             saves=[
                 *self.saved,
                 *(save for save in self._placed_saves(attempt.number, before) if save.begun_s < since_s),
@@ -264,6 +265,7 @@ class Placing:
         if lead is None and lines and attempt is self.found[0] and lines[0][1] in (0, 1):
             lead = lines[0][1] - 1  # its steps were not seen, and its log begins with its first step
         if lead is not None:
+            self.log_changed |= self.log_offset is not None and abs(lead - self.log_offset) > 1
             self.log_offset = lead
 
 

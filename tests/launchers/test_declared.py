@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,22 @@ def test_a_wrong_setting_is_reported_with_its_place(tmp_path: Path, job: dict[st
     """As any other mistake in the file; and the launcher itself can refuse a fault."""
     with pytest.raises(UsageError, match=message):
         plan(tmp_path, KILL, launcher="queue", **job)
+
+
+def test_a_plan_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """In it, four launchers had keys of their own in the job; those that are empty say nothing."""
+    found = plan(tmp_path, KILL, launcher="queue", partition="night")
+    raw = json.loads(found.to_json())
+    del raw["job"]["settings"], raw["job"]["runs_already"]
+    raw["job"] |= {"container": {}, "hosts": [], "slurm": {}, "pods": {"attach": "app=llm", "python": "python3"}}
+    old = tmp_path / "plan.json"
+    old.write_text(json.dumps(raw))
+    job = Plan.read(old).job
+    assert job.settings == {"pods": {"attach": "app=llm", "python": "python3"}}
+    assert job.attached == "the pods with the label app=llm"
+    old.write_text('{"pods": [')
+    with pytest.raises(ValueError, match="JSON"):
+        Plan.read(old)
 
 
 def test_a_setting_of_another_launcher_does_no_harm(tmp_path: Path) -> None:

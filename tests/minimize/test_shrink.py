@@ -195,7 +195,8 @@ def test_a_try_finds_the_files_of_the_job(
     found = failed[1]({**there, "env": {"DATA": "{here}/data"}})
     at = tmp_path / "try.yaml"
     at.write_text(yaml.safe_dump(found))
-    check_script(load(at).job, at)
+    again = load(at)
+    check_script(again.job, again.launcher, at)
     assert Path(found["job"]["cwd"]).resolve() == (tmp_path / "mine" / (cwd or ".").replace("{here}", ".")).resolve()
     assert found["job"]["env"]["DATA"] == str(tmp_path / "mine" / "data")
 

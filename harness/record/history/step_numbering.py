@@ -102,7 +102,7 @@ class Placing:
             self.snapshots.add(attempt.number, segments, self.placed[-1], until)
         self.snapshots.add(attempt.number, segments, own[:0])
         first = segments[0]
-        if first.base is not None and (attempt is self.found[0] or (len(own) and self._is_first(attempt))):
+        if first.base is not None and not any(self._earlier(attempt)) and (len(own) or attempt is self.found[0]):
             self.foreign = [] if first.base else [load.path for load in whole_loads(loads.get(0, []))]
         self._calibrate(attempt)
         self.saved += self._placed_saves(attempt.number, segments)
@@ -123,7 +123,8 @@ class Placing:
         ends = [load.mono_s for load in loads] or own.at(step == place).mono_s.tolist()
         since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
         until_s = float(own.at(step == until + 1).mono_s.min(initial=inf))
-        first = not place and self._is_first(attempt)
+        made, blind = self._earlier(attempt)
+        first = not (place or made or blind)
         scene = Scene(
             number=attempt.number,
             first=first,
@@ -140,7 +141,7 @@ class Placing:
                 *self.saved,
                 *(save for save in self._placed_saves(attempt.number, before) if save.begun_s < since_s),
             ],
-            blind=any(self._is_blind(earlier) for earlier in self.found if earlier.number < attempt.number),
+            blind=blind,
             saves_seen=any(self.saves.values()),
             known=self._known(own),
             unseen=not self.snapshots.has(attempt.number, own),
@@ -179,17 +180,14 @@ class Placing:
     def _known(self, own: Executions) -> list[Executions]:
         return [*self.twin, own.joined(self.placed).placed]
 
-    def _is_first(self, attempt: Attempt) -> bool:
-        """Whether no attempt before it made a step or a save, as far as agents and the log could see."""
+    def _earlier(self, attempt: Attempt) -> tuple[bool, bool]:
+        """Whether an earlier attempt made a step or a save, and whether steps or saves of one may not have been
+        seen."""
         before = [earlier for earlier in self.found if earlier.number < attempt.number]
-        return not any(
-            len(self.seen[earlier.number]) or self.saves.get(earlier.number) or earlier.number in self.blind
-            or self._lines_of(earlier) for earlier in before
-        )  # fmt: skip
-
-    def _is_blind(self, attempt: Attempt) -> bool:
-        """Whether steps or saves of the attempt may not have been seen."""
-        return attempt.number in self.blind or (not len(self.seen[attempt.number]) and bool(self._lines_of(attempt)))
+        made = any(len(self.seen[each.number]) or self.saves.get(each.number) for each in before)
+        return made, any(
+            each.number in self.blind or (not len(self.seen[each.number]) and self._lines_of(each)) for each in before
+        )
 
     def _put(self, own: Executions, after: int, up_to: int, segment: Segment) -> None:
         part = own.at((after < own.local_step) & (own.local_step <= up_to))

@@ -154,3 +154,10 @@ def test_a_job_that_ends_in_another_step_says_why(by: int, ends: str) -> None:
     finding = Completed().judge(run, [twin])
     assert finding.outcome is Outcome.FAILED
     assert f"{ends}: step-8 is of step 8, and the job went on from there, but the weights" in finding.reason
+
+
+def test_a_resume_after_a_warm_up_is_a_resume() -> None:
+    """Steps before the load that only warm up do not hide that the attempt began with what was saved."""
+    run = _record(worlds.Trainer(worlds.World(**KILLED, warm=3)))
+    assert any(part.after == 3 for part in run.history.segments)
+    assert StateRestored().judge(run, []).outcome is Outcome.PASSED

@@ -119,7 +119,7 @@ def _resumed(run: Record) -> list[Attempt]:
     return [
         replace(lives[part.number], base=part.base, started_s=part.started_s, segments=(part,))
         for part in history.segments
-        if not part.after or (
+        if history.begins_attempt(part) or (
             not part.in_memory
             and any(hit.attempt == part.number and hit.mono_s < part.started_s for hit in hits)
         )
@@ -144,7 +144,7 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
     for carried in _resumes_carried(run):
         part = carried.attempt.segments[0]
         doubtful = carried.lost or carried.parameters is None or carried.moments is None
-        if not part.after or not doubtful or _is_at_once(run, part):
+        if run.history.begins_attempt(part) or not doubtful or _is_at_once(run, part):
             yield carried
 
 

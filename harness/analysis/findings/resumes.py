@@ -247,7 +247,7 @@ def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
     whole = removed.keys() == best.paths
     if removed and (whole or len({checkpoint_of(one) for one in best.paths}) == 1):
         what = "it" if whole else " and ".join(sorted(map(posixpath.basename, removed)))
-        if any(event.attempt == number for event in removed.values()) and not resume.attempt.after:
+        if any(event.attempt == number for event in removed.values()) and run.history.begins_attempt(resume.attempt):
             return f"attempt {number} itself removed {what} before its first step"
         return f"the job removed {what}" + ("" if resume.newer else " before a newer one was complete")
     looked = next(
@@ -295,7 +295,7 @@ def _written_over(run: Record, best: SavedCheckpoint, after_s: float, before_s: 
 def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str:
     loaded, tried = (
         resume.attempt.loaded,
-        ending.failed_loads(run, resume.attempt.number) if not resume.attempt.after else [],
+        ending.failed_loads(run, resume.attempt.number) if run.history.begins_attempt(resume.attempt) else [],
     )
     other = f" Moreover {resume.attempt.conflicts[0]}." if resume.attempt.conflicts else ""
     if tried:

@@ -185,6 +185,11 @@ class History:
         all_ = self.executions
         return all_.at((all_.attempt == attempt) & (all_.column("segment") == after))
 
+    def begins_attempt(self, part: Segment) -> bool:
+        """Whether the steps of an attempt begin with this segment. Steps before it only warmed up, and count for
+        nothing."""
+        return not any(other.number == part.number and other.after < part.after for other in self.segments)
+
     def _seen_from_s(self, part: Segment) -> float:
         """The time from which a segment is visible. No event shows that a job returns to a state in memory, before the
         end of its next step. Earlier events, such as the fault that made the job go back, belong to the segment

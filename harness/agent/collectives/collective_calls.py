@@ -49,16 +49,49 @@ class Call:
         return "Work" in str(self.packet._schema.returns[-1].type)
 
     def left_out(self) -> Any:
-        """Returns what the caller gets from a collective that is never started, and that seems to be done. For use in
-        `instead`."""
+        """What the caller gets from a collective that is never started, and that seems to be done: the caller's own
+        tensors, unchanged. For use in `instead`."""
+        torch: Any = import_module("torch")
+        if not self.has_work:
+            return _like(torch, self)
+        future = torch.futures.Future()
+        future.set_result(_tensors(self))
+        return _answer(self, future)
 
-        return left_out(self)
+    def kept_back(
+        self, through: Callable[[], Any], site: Any, patience_s: float, started: Callable[[str | None], None]
+    ) -> Any:
+        """Starts this collective (`through`) after the rank's next collective, or after `patience_s` seconds. Returns
+        what the caller gets. For use in `instead`.
 
-    def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
-        """Starts this collective (`through`) late, and returns what the caller gets; see the function `kept_back`. For
-        use in `instead`."""
+        Right before the start, `started` is called with the name of that next operation, or with None after
+        `patience_s` seconds. It is called before and not after, because the wrong order may kill the rank at once.
+        Functional collectives are not delayed."""
+        torch: Any = import_module("torch")
+        if not self.has_work:  # functional: its result must exist at once
+            started(None)
+            return through()
+        future, once = torch.futures.Future(), threading.Lock()
 
-        return kept_back(self, through, site.at_collectives, patience_s, started)
+        def start() -> None:
+            result = through()
+            threading.Thread(target=_finish, args=(result, future, self), name="torchaos", daemon=True).start()
+
+        def on_next(other: Call) -> None:
+            if other is not self and once.acquire(blocking=False):
+                started(other.op)
+                other.after = start
+
+        def none_came() -> None:
+            if once.acquire(blocking=False):
+                started(None)
+                start()
+
+        site.at_collectives(on_next)
+        timer = threading.Timer(patience_s, none_came)
+        timer.daemon = True
+        timer.start()
+        return _answer(self, future)
 
     def event_data(self) -> dict[str, Any]:
         """The fields that describe this collective in an event."""
@@ -98,52 +131,9 @@ def _tensor(value: Any) -> Any:
     return value if hasattr(type(value), "is_cpu") else None
 
 
-def left_out(call: Call) -> Any:
-    """The result for the caller of a collective that is never started: the caller's own tensors, unchanged."""
-    torch: Any = import_module("torch")
-    if not call.has_work:
-        return _like(torch, call)
-    future = torch.futures.Future()
-    future.set_result(_tensors(call))
-    return _answer(call, future)
-
-
-def kept_back(
-    call: Call, through: Callable[[], Any], at_collectives: Callable[[Callable[[Call], None]], None],
-    patience_s: float, started: Callable[[str | None], None],
-) -> Any:  # fmt: skip
-    """Starts the collective after the rank's next collective, or after `patience_s` seconds. Right before the start,
-    `started` is called with the name of that next operation, or with None after `patience_s` seconds. It is called
-    before and not after, because the wrong order may kill the rank at once. Functional collectives are not delayed."""
-    torch: Any = import_module("torch")
-    if not call.has_work:  # functional: its result must exist at once
-        started(None)
-        return through()
-    future, once = torch.futures.Future(), threading.Lock()
-
-    def start() -> None:
-        result = through()
-        threading.Thread(target=_finish, args=(result, future, call), name="torchaos", daemon=True).start()
-
-    def on_next(other: Call) -> None:
-        if other is not call and once.acquire(blocking=False):
-            started(other.op)
-            other.after = start
-
-    def none_came() -> None:
-        if once.acquire(blocking=False):
-            started(None)
-            start()
-
-    at_collectives(on_next)
-    timer = threading.Timer(patience_s, none_came)
-    timer.daemon = True
-    timer.start()
-    return _answer(call, future)
-
-
 def _finish(result: Any, future: Any, call: Call) -> None:
-    work = _work_type().unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+    c10d: Any = import_module("torch._C._distributed_c10d")
+    work = c10d.Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
     try:
         work.wait()
     except Exception as error:
@@ -156,10 +146,6 @@ def _answer(call: Call, future: Any) -> Any:
     c10d: Any = import_module("torch._C._distributed_c10d")
     work = c10d._create_work_from_future(future).boxed()
     return work if len(call.packet._schema.returns) == 1 else (call.args[0], work)
-
-
-def _work_type() -> Any:
-    return import_module("torch._C._distributed_c10d").Work
 
 
 def _tensors(call: Call) -> list[Any]:

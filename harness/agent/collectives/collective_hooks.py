@@ -190,30 +190,21 @@ class FunctionalHook:
     def __init__(self, collectives: CollectiveHook) -> None:
         self._around, self._stamping, self._inside = collectives.around, collectives.stamping, collectives.inside
         self._agent = collectives._agent
-        self._libraries: list[Any] = []
 
     def install(self) -> None:
         torch: Any = import_module("torch")
 
-        library = torch.library.Library("_c10d_functional", "IMPL")
-        self._libraries.append(library)
         self._torch = torch
-        excluded, guard = (
-            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY)),
-            torch._C._ExcludeDispatchKeyGuard,
-        )
+        self._library = torch.library.Library("_c10d_functional", "IMPL")  # the hooks live as long as this object
+        excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+        guard = torch._C._ExcludeDispatchKeyGuard
         for name, op in _FUNCTIONAL_OPS.items():
             packet = getattr(torch.ops._c10d_functional, name, None)
             if packet is not None:  # else it is not in this version of torch
-                library.impl(name, self._hook(op, packet.default, excluded, guard), _KEY)
+                self._library.impl(name, self._hook(op, packet.default, excluded, guard), _KEY)
         if self._stamping is not None:
-            library.impl(
-                "wait_tensor", self._wait(torch.ops._c10d_functional.wait_tensor.default, excluded, guard), _KEY
-            )
-
-    def remove(self) -> None:
-        while self._libraries:
-            self._libraries.pop()._destroy()
+            waits = self._wait(torch.ops._c10d_functional.wait_tensor.default, excluded, guard)
+            self._library.impl("wait_tensor", waits, _KEY)
 
     def _hook(self, op: str, packet: Any, excluded: Any, guard: Any) -> Callable[..., Any]:
         original = calls(packet)

@@ -92,15 +92,11 @@ class StepCounter:
         self._leader: Hashable | None = None  # the leading optimizer of the segment before
         self.fresh = False  # a backward has ended since the last segment
         self._alone: Hashable | None = None  # the only optimizer, if each of its steps after a backward is an iteration
-        self._ever_backward = False
+        self.ever_backward = False
         self._backward_depth = 0
         self.open_steps: list[Hashable] = []  # optimizers whose step is being called, the outermost first
         self._stepped_in_backward = False
         self._raw: Hashable | None = None  # the first optimizer, in a process without any backward
-
-    @property
-    def ever_backward(self) -> bool:
-        return self._ever_backward
 
     @property
     def has_followers(self) -> bool:
@@ -125,7 +121,7 @@ class StepCounter:
 
     def backward_begin(self) -> None:
         self._backward_depth += 1
-        self._ever_backward = True
+        self.ever_backward = True
 
     def backward_end(self, ok: bool = True) -> Closed:
         """Notes that a backward ended, and returns what ended with it. `ok` False: it raised an exception, so it left
@@ -184,7 +180,7 @@ class StepCounter:
         return Closed(after=bool(left))
 
     def _segment(self, key: Hashable) -> Closed:
-        if not self._ever_backward:
+        if not self.ever_backward:
             self._raw = key if self._raw is None else self._raw
             return WHOLE if key == self._raw else STRAY
         fresh, self.fresh = self.fresh, False

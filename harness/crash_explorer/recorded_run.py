@@ -36,6 +36,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.run import Run, Stoppable
 from torchaos.harness.running.twin_runs.twin import Twins, fault_free, finished_well
+from torchaos.harness.running.twin_runs.twin_key import record_sources
 
 # The agent's hooks that show when ranks wait for each other (without them, only the recorded order of operations is
 # tried), and the hook that shows what a rank imports, for forked ranks.
@@ -162,6 +163,7 @@ class Recorded(Stoppable):
         """Makes the folder in which the job runs. Returns the plan of the run."""
         self._tell("The job is run once, and what it does to its checkpoint folder is recorded")
         self.now.create()
+        record_sources(self._plan, self.now)
         return fault_free(self._plan)
 
     def _record(self, plan: Plan, home: Path) -> Recording | None:

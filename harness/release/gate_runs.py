@@ -1,13 +1,14 @@
 """Finds run directories, at any depth in a folder of artifacts, and decides which of them count for a gate. A run
-counts if it was made from exactly the gate's scenario text, with the gate's options (`set`), at the wanted commit, with
-the wanted versions, and recently enough. Of the runs that count, the newest of each seed is judged. A run with an
-unknown property counts too, but closes the gate."""
+counts if it was made from exactly the gate's scenario text, with the gate's options (`set`), with the job's present
+sources or at the wanted commit, with the wanted versions, and recently enough. Of the runs that count, the newest of
+each seed is judged. A run with an unknown property counts too, but closes the gate."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir, commit_in, explored_in, result_in
 from torchaos.harness.release.gate_file import Wanted
+from torchaos.harness.release.tested_code import Unknown, changed_since
 
 SKEW = timedelta(minutes=5)  # the largest accepted difference between the clocks of two machines
 
@@ -46,6 +48,11 @@ class Found:
     problem: str
     commit: str
     explored: bool
+
+    @property
+    def recorded(self) -> RunDir:
+        """The run directory with the record. For an exploration: that of the run that was recorded."""
+        return RunDir(self.folder.root / "recorded") if self.explored else self.folder
 
     @cached_property
     def known_result(self) -> Result | None:
@@ -123,7 +130,7 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
     """The runs to judge, the newest of each seed; or the reason if there are none."""
     runs = [one for one in runs if one.explored == wanted.explored]
     same = [one for one in runs if one.text == wanted.text]
-    dropped = [(one, why_not(one, terms)) for one in same]
+    dropped = [(one, why_not(one, wanted, terms)) for one in same]
     found = [one for one, why in dropped if not why]
     if found:
         return _newest(found), ""
@@ -141,7 +148,7 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
     return [], f"there is no run of it; do `torchaos {'explore' if wanted.explored else 'run'} {wanted.path}`"
 
 
-def why_not(run: Found, terms: Terms) -> str:
+def why_not(run: Found, wanted: Wanted, terms: Terms) -> str:
     """A clause that follows `the run` if the run does not count. Empty if it counts."""
     if run.options is not None and sorted(run.options) != sorted(terms.set):
         options = " ".join(shlex.quote(option) for option in run.options) or "nothing"
@@ -153,10 +160,13 @@ def why_not(run: Found, terms: Terms) -> str:
             return f"was made with {name} {version}, not {pattern}"
     if run.started is not None and terms.now - run.started > terms.max_age:
         return f"is stale: it began {_long(terms.now - run.started)} ago, and {_long(terms.max_age)} are allowed"
+    with suppress(Unknown):  # `doubt` says so
+        if changed := "" if terms.commit else changed_since(run.recorded, wanted.scenario.job, wanted.path):
+            return f"was made with other code of the job: {changed}"
     return ""
 
 
-def doubt(run: Found, terms: Terms) -> str:
+def doubt(run: Found, wanted: Wanted, terms: Terms) -> str:
     """The reason if a run that counts closes the gate in spite of its verdict; else empty."""
     if run.result is None:
         return run.problem
@@ -168,8 +178,14 @@ def doubt(run: Found, terms: Terms) -> str:
         return "its command line is not known; run it again"
     if terms.commit and not run.commit:
         return "its commit is not known: the job's working directory is in no git repository"
-    unknown = [name for name in terms.versions or {} if not run.version(name)]
-    return f"its version of {unknown[0]} is not known; run it again" if unknown else ""
+    if unknown := [name for name in terms.versions or {} if not run.version(name)]:
+        return f"its version of {unknown[0]} is not known; run it again"
+    try:
+        if not terms.commit:
+            changed_since(run.recorded, wanted.scenario.job, wanted.path)
+    except Unknown as why:
+        return f"not checked: the job's code (no --commit), because {why}"
+    return ""
 
 
 def _long(time: timedelta) -> str:

@@ -165,11 +165,13 @@ def _judged(
 ) -> tuple[Result, Mapping[str, Verdict]]:
     """The result under the gate, and the verdict of each assertion before any waiver."""
     views = [run.result] if run.result else []
-    extra = [Case("run", "faults", Verdict.ERROR, why)] if (why := doubt(run, terms)) else []
+    extra = []
     try:
         views += [] if wanted.explored else judged_again(run, wanted.layers)
     except (ChaosError, OSError) as error:
         extra.append(Case("run", "faults", Verdict.ERROR, f"it can't be judged again: {error}"))
+    if why := doubt(run, wanted, terms):
+        extra.append(Case("run", "faults", Verdict.ERROR, why))
     variants: dict[str, list[Case]] = {}
     for view in views:
         for case in view.cases:

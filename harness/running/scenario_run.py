@@ -22,6 +22,7 @@ from torchaos.harness.running.engine.run import Run, Stoppable, Watcher
 from torchaos.harness.running.engine.watches import check_disk
 from torchaos.harness.running.launchers.factory import check_cluster
 from torchaos.harness.running.twin_runs.twin import Twins, last_step_in, made_of, too_late
+from torchaos.harness.running.twin_runs.twin_key import record_sources
 
 
 class ScenarioRun(Stoppable):
@@ -63,6 +64,7 @@ class ScenarioRun(Stoppable):
         has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)
         unfinished = self._stopped or self._in_vain(twins, has_twin)
         if not unfinished:
+            record_sources(self.plan, self.folder)
             self._execute(self.plan, self.folder)
             unfinished = self._more_twins(twins, wanted) if has_twin else None
         self._write_down(unfinished)

@@ -14,10 +14,12 @@ import pytest
 import yaml
 from webhooks import Server, listening
 
+from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.release.gate_file import load
 from torchaos.harness.release.gate_runs import Terms, found_in
 from torchaos.harness.release.gate_verdict import Judged, judge_gate
+from torchaos.harness.running.twin_runs.twin_key import record_sources
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs"
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -31,6 +33,8 @@ class Release:
 
     def __post_init__(self) -> None:
         (self.home / "scenarios").mkdir(parents=True)
+        self.script.write_text("import model\n")
+        self.script.with_name("model.py").write_text("")
         self.gate = {
             "gate": "release", "scenarios": ["scenarios"], "max_age": "1d", "environments": {"ci": {}}, "waivers": []
         }  # fmt: skip
@@ -38,6 +42,10 @@ class Release:
     @property
     def runs(self) -> Path:
         return self.home / "runs"
+
+    @property
+    def script(self) -> Path:
+        return self.home / "scenarios" / "train.py"
 
     @property
     def file(self) -> Path:
@@ -62,7 +70,9 @@ class Release:
         folder.scenario.write_bytes((self.home / "scenarios" / f"{name}.yaml").read_bytes())
         began = (NOW - timedelta(hours=hours)).isoformat()
         change_json(folder.result, lambda result: result.update(scenario=name, started=began, seed=seed))
-        change_json(folder.plan, lambda plan: plan.update(scenario=name, seed=seed))
+        job = {"command": ["torchrun", "--nproc-per-node", "2", "train.py"], "cwd": str(self.script.parent)}
+        change_json(folder.plan, lambda plan: plan.update(scenario=name, seed=seed, job={**plan["job"], **job}))
+        record_sources(Plan.read(folder.plan), folder)
         return folder
 
     def waive(self, scenario: str, assertion: str, expires: str = "2026-12-31", **more: Any) -> None:

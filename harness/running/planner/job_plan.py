@@ -215,6 +215,12 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher_name: str = "
     )
 
 
+def folder_of(job: Job, file: Path) -> Path:
+    """The job's working directory. `file`: the file with the job."""
+    here = file.parent.absolute()
+    return _line(job, here, placeholders(here))[1]
+
+
 def written_size(job: Job, launcher: str, file: Path) -> tuple[int, int] | None:
     """The numbers of ranks and nodes, if the file gives them without a look at the machine. None otherwise."""
     here = file.parent.absolute()

@@ -25,7 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness import agent, checkpoints, protocol
+from torchaos.harness import agent, checkpoints, protocol, registry
+from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.protocol.rank_files import FAILED, LISTED, READ, WRITTEN
 from torchaos.harness.record.environment import editable, importable, installed, job_python
 from torchaos.harness.record.plan import Plan
@@ -256,6 +257,30 @@ def difference(parts: Parts, before: Parts) -> str:
             how = "is new" if changed not in then else "is gone" if changed not in now else "has changed"
             return f"{words}{changed} {how}"
     return next((words for name, words in _PLAIN_PARTS.items() if parts[name] != before[name]), "")
+
+
+def record_sources(plan: Plan, folder: RunDir) -> None:
+    """Writes the artifact `sources` of a run that is about to start: `files`, as `sources_of` returns them; `unknown`:
+    why they are not known."""
+    unknown = where_else(plan)
+    found = {"files": {} if unknown else sources_of(plan), "unknown": unknown}
+    write_atomically(folder.artifacts / "sources.json", json.dumps(found, indent=1), private=True)
+
+
+def sources_of(plan: Plan) -> dict[str, str]:
+    """A digest of each source of the job, by its path relative to the job's working directory. So the sources of two
+    checkouts in different places can be compared."""
+    sources = _sources(plan, job_python(plan.job.command))
+    return {os.path.relpath(path, plan.job.cwd): digest(path) for path in sources}
+
+
+def where_else(plan: Plan) -> str:
+    """A clause that says why the files of this machine are not the job's sources. Empty if they are."""
+    if plan.job.attached:
+        return "the job had been started before"
+    if plan.job.container.get("image", "host") != "host":
+        return "the job runs in an image of its own"
+    return "the job runs on other machines" if registry.find("launchers", plan.launcher).on_nodes else ""
 
 
 def sources_changed(plan: Plan, since_s: float) -> bool:

@@ -128,6 +128,18 @@ def ended_on_purpose_s(run: Record) -> float | None:
     return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
 
 
+def ended_from_outside(run: Record) -> bool:
+    """Whether the run was ended while its job was running, for a reason that says nothing about the job: by a person,
+    or because of the machine. What the job had not yet done then is no failure."""
+    stopped, exited = run.stopped, run.exited
+    if stopped is None or stopped.data.get("enough") or not stopped.data.get("interrupted", True):
+        return False
+    return exited is None or stopped.mono_s <= exited.mono_s
+
+
+LEFT_OPEN = "not judged, because the run was ended early"
+
+
 def own_exit_code(run: Record) -> int | None:
     """The exit code with which the job ended by itself; 0 if the job was finished and aborted only at interpreter exit
     (see ending.py). None if torchaos ended the job, or if the job was or would have been submitted again."""

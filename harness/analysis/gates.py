@@ -7,7 +7,13 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from torchaos.harness.analysis.ending import ended_on_purpose_s, failed_rank, own_exit_code
+from torchaos.harness.analysis.ending import (
+    LEFT_OPEN,
+    ended_from_outside,
+    ended_on_purpose_s,
+    failed_rank,
+    own_exit_code,
+)
 from torchaos.harness.analysis.hit_targets import hit_target, strayed
 from torchaos.harness.analysis.missing_data import ended_before_steps, why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import never_in_words, recoveries, why_moot
@@ -144,6 +150,8 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
         return Verdict.INCONCLUSIVE, "the run was ended on purpose before the job had recovered; see its `until`"
     if why := why_moot(run, fault.id, twins):
         return Verdict.INCONCLUSIVE, why
+    if ended_from_outside(run):
+        return Verdict.INCONCLUSIVE, LEFT_OPEN
     return Verdict.FAILED, f"the job {never_in_words(run, fault.id, twins)}"
 
 

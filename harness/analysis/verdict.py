@@ -15,7 +15,15 @@ from typing import Any
 from torchaos.harness import registry
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.comparison.agreement import history_of
-from torchaos.harness.analysis.ending import died_by_itself, last_error, last_words, not_resumed, twins_end_apart
+from torchaos.harness.analysis.ending import (
+    LEFT_OPEN,
+    died_by_itself,
+    ended_from_outside,
+    last_error,
+    last_words,
+    not_resumed,
+    twins_end_apart,
+)
 from torchaos.harness.analysis.explanations import because, causes_in_words, linked, split_brain
 from torchaos.harness.analysis.gates import (
     fault_result,
@@ -41,6 +49,7 @@ from torchaos.harness.record.result import Case, ExitCode, FaultResult, Recovery
 from torchaos.harness.record.rundir import RunDir
 
 _OF_PARAMETERS = (What.LOSS, What.PARAMETERS, What.REPLICAS, What.SAVED, What.LOADED)  # consequences of the parameters
+_OF_THE_END = (What.ENDING, What.LAST, What.ABSENT, What.UNHIT)
 SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, for every set of assertions
 
 
@@ -115,7 +124,8 @@ def _recoveries(run: Record, twins: Sequence[Record]) -> Iterator[Recovery]:
     """The recovery from each landing, with advice."""
     for landing in landings(run):
         found = recovery_from(run, landing, twins)
-        yield replace(found, advice=advice(run, landing, found))
+        cut_off = found.parts["caught_up"] is None and ended_from_outside(run)
+        yield replace(found, advice=advice(run, landing, found), cut_off=cut_off)
 
 
 def _assertion(named: Named) -> Assertion:
@@ -138,7 +148,16 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
         return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=reason)
     if finding.first and finding.first.what is What.LAST and (apart := twins_end_apart(run, twins)):
         return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=f"{finding.reason}. But {apart}", first=None)
-    return finding
+    return inconclusive(LEFT_OPEN) if _is_left_open(finding, run) else finding
+
+
+def _is_left_open(finding: Finding, run: Record) -> bool:
+    """Whether a failure may be only due to the early end of the run: nothing shows that anything was wrong before."""
+    if finding.outcome is not Outcome.FAILED or not (run.stopped and ended_from_outside(run)):
+        return False
+    if finding.at_s is not None and finding.at_s < run.stopped.mono_s:
+        return False
+    return finding.first is None or finding.first.what in _OF_THE_END
 
 
 def _case(named: Named, finding: Finding, run: Record, twins: Sequence[Record]) -> Case:

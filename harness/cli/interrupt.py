@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
+from torchaos.harness.running.housekeeping import is_halted
+
 
 class Endable(Protocol):
     def stop(self, reason: str) -> None: ...
@@ -30,9 +32,16 @@ class Interrupt:
             target.stop(self.reason)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        again, self.reason = self.reason is not None, self.reason or f"{signal.Signals(number).name} was received"
+        again, self.reason = self.reason is not None, self.reason or f"{_sender(number)} ended it"
         if self._target:
             self._target.hurry(self.reason) if again else self._target.stop(self.reason)
+
+
+def _sender(number: int) -> str:
+    if is_halted():
+        return "torchaos halt"
+    name = signal.Signals(number).name
+    return f"Ctrl-C ({name})" if number == signal.SIGINT else name
 
 
 @contextmanager

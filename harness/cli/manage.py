@@ -15,6 +15,7 @@ from torchaos.harness.cli.options import AS_JSON, PATH, RunFolder, cli
 from torchaos.harness.cli.run_output import RUNS, is_told
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.quantities import parse_duration
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, in_words, recover
@@ -60,7 +61,8 @@ def halt(names: Sequence[str], yes: bool, now: bool) -> None:
         ended, recovered = halt_runs(pids, now, click.echo)
     except OSError as error:
         raise UsageError(f"the registry of runs can't be used: {error}") from error
-    click.echo(f"{ended} ended" if ended else "no run was alive")
+    names = ", ".join(run.scenario or run.run_dir or f"pid {run.harness}" for run in chosen)
+    click.echo(f"ended: {names or counted(ended, 'run')}" if ended else "no run was alive")
     sys.exit(_tell(recovered))
 
 
@@ -177,8 +179,8 @@ def _status(run: RunView) -> str:
         f"{run.life:<9} {run.scenario or '?'}{since}",
         f"stage {run.stage}" if run.stage else "",
         f"faults on: {', '.join(run.faults)}" if run.faults else "",
-        ", ".join(f"{name} {pid}" for name, pid in pids.items() if pid),
-        f"job {', '.join(map(str, run.job))}" if run.job else "",
+        ", ".join(f"{name} pid {pid}" for name, pid in pids.items() if pid),
+        f"job {'pid' if len(run.job) == 1 else 'pids'} {', '.join(map(str, run.job))}" if run.job else "",
         run.run_dir,
     ]
     return "; ".join(part for part in parts if part)

@@ -112,6 +112,7 @@ class Recovery:
     at_s: float | None = None  # when the fault was applied, CLOCK_MONOTONIC; None: older results lack it
     # The ranks that the fault hit and of which no later step was seen, although the job came to its end.
     unseen: tuple[int, ...] = ()
+    cut_off: bool = False  # the run was ended, from outside, before the job had caught up
 
 
 def each_restart(recoveries: Iterable[Recovery]) -> list[Recovery]:

@@ -169,6 +169,38 @@ def halt(chosen: Sequence[int] | None, now: bool, say: Callable[[str], None]) ->
     Returns the number of harnesses that were ended, and the results of all recoveries, including those that failed.
     Raises OSError if the state directory can't be used."""
     ended = [who for who in _living() if chosen is None or who[0] in chosen]
+    with _marked(ended):
+        return len(ended), _halted(ended, chosen, now, say)
+
+
+def is_halted() -> bool:
+    """Whether `halt` is ending this process. It may be called from a signal handler."""
+    with suppress(OSError):
+        return _mark((os.getpid(), processes.ticks_of(os.getpid()))).exists()
+    return False
+
+
+def _mark(who: Who) -> Path:
+    return undo_log.private(undo_log.state_home() / "halts") / f"{who[0]}-{who[1]}"
+
+
+@contextmanager
+def _marked(ended: Sequence[Who]) -> Iterator[None]:
+    """Marks processes as ended by `halt`, so that they can say what ended them: a signal does not show its sender."""
+    marks = [_mark(who) for who in ended]
+    for mark in marks:
+        mark.touch(mode=0o600)
+    try:
+        yield
+    finally:
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+
+
+def _halted(
+    ended: Sequence[Who], chosen: Sequence[int] | None, now: bool, say: Callable[[str], None]
+) -> list[Recovered]:  # fmt: skip
+    """Ends these processes, and returns the results of the recoveries."""
 
     def own() -> list[OpenRun]:
         return [run for run in find(())[0] if chosen is None or run.harness in ended]
@@ -190,7 +222,7 @@ def halt(chosen: Sequence[int] | None, now: bool, say: Callable[[str], None]) ->
     if hung:
         say(f"reaper {_pids(hung)} did not end within {REAPER_S:.0f} s; killed, and rolled back from the log")
         proc.kill(dict(hung), time.monotonic() + HURRIED_S)
-    return len(ended), [*problems, *(recover(run) for run in left_over(runs))]
+    return [*problems, *(recover(run) for run in left_over(runs))]
 
 
 def _living() -> list[Who]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from torchaos.harness.analysis.felt_evidence import died, stood_still
 from torchaos.harness.analysis.recovery_times import recoveries
@@ -20,6 +22,7 @@ from torchaos.harness.record.plan import ENDED_BEFORE, After, Named, Plan, Plann
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.reporting.terminal.console import show
 from torchaos.harness.running.conditions.progress import after_is_due
 
 JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0)
@@ -500,3 +503,53 @@ def test_a_result_names_the_case_that_decided(trainer: Any) -> None:
     assert Result.from_json(raw) == result
     del raw["decided_by"]
     assert Result.from_json(raw).decided_by == "clean_exit"
+
+
+def ended_early(run: Record, twins: Sequence[Record], attempt: int = 1, interrupted: bool = True) -> Result:
+    """The run, ended by somebody when the ranks of this attempt were up and had made no step."""
+    again = next(e for e in run.events if e.kind is Kind.STEP and e.attempt == attempt)
+    seen = [e for e in run.events if e.mono_s < again.mono_s]
+    stopped = at(seen[-1], Kind.STOPPED, {"reason": "SIGTERM ended it", "interrupted": interrupted, "enough": False})
+    ended = at(stopped, Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": -15})
+    asserts = ("recovery_time", "loss_continuity", "sample_accounting", "completed", "lr_continuity")
+    return judged(replace(run, events=(*seen, stopped, ended)), asserts=asserts, twins=twins)
+
+
+def test_what_an_early_end_left_open_is_no_failure_of_the_job(trainer: Any) -> None:
+    """Somebody ended the run while the job was coming back: nothing failed, and nothing says that it never caught up.
+    A run that its own stop condition ended is judged."""
+    run, twins = trainer(kills=[(18, 1)]).record(), [trainer().record()]
+    result = ended_early(run, twins)
+    assert (result.verdict, result.reason) == (Verdict.INCONCLUSIVE, "the run was ended early: SIGTERM ended it")
+    cases = {case.name: case for case in result.cases}
+    assert not [name for name, case in cases.items() if case.verdict is Verdict.FAILED]
+    assert {cases[name].reason for name in ("recovery_time", "loss_continuity", "completed")} == {
+        "not judged, because the run was ended early"
+    }
+    (fault,) = result.faults
+    assert (fault.verdict, fault.reason) == (Verdict.INCONCLUSIVE, "not judged, because the run was ended early")
+    console = Console(file=StringIO(), width=80)
+    show(result, console, whole=False)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "process.kill → rank 1: not judged, because the run was ended early" in said
+    assert "never caught up" not in said
+    judged_all_the_same = ended_early(run, twins, interrupted=False)
+    assert {case.name for case in judged_all_the_same.cases if case.verdict is Verdict.FAILED} >= {
+        "faults", "recovery_time", "completed"
+    }  # fmt: skip
+
+
+def test_what_was_wrong_before_an_early_end_stays_wrong(trainer: Any) -> None:
+    """The first resume lost the moments of the optimizer, and the run was ended after a second kill."""
+    run = trainer(kills=[(12, 1), (22, 1)], broken=frozenset({"optimizer"})).record()
+    cases = {case.name: case for case in ended_early(run, [trainer().record()], attempt=2).cases}
+    assert cases["loss_continuity"].verdict is Verdict.FAILED
+    assert cases["recovery_time"].verdict is cases["completed"].verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_run_whose_twin_alone_was_ended_early_is_whole(trainer: Any) -> None:
+    """The job had ended by itself, so its failures are its own."""
+    run = trainer(stops=20).record()
+    late = at(run.events[-1], Kind.STOPPED, {"reason": "Ctrl-C (SIGINT) ended it", "interrupted": True})
+    result = judged(plus(run, late), asserts=("completed",), twins=[trainer().record()])
+    assert {case.name: case.verdict for case in result.cases}["completed"] is Verdict.FAILED

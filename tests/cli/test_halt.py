@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,16 @@ from torchaos.harness.running.housekeeping import at_work
 with at_work(sys.argv[1:]):
     print("up", flush=True)
     signal.pause()
+"""
+TELLS = """
+import signal, time
+from torchaos.harness.cli.interrupt import signals
+from torchaos.harness.running.housekeeping import at_work
+with at_work(["kill-rank"]), signals() as interrupted:
+    print("up", flush=True)
+    while not interrupted.reason:
+        time.sleep(0.01)
+    print(interrupted.reason)
 """
 Begin = Callable[..., "subprocess.Popen[str]"]
 
@@ -61,7 +72,7 @@ def test_without_a_name_it_ends_nothing_unasked(begin: Begin) -> None:
     code, said = halt()
     assert code == 3
     assert "name them, or write --yes for all of these" in said
-    for words in ("kill-rank", "cut-link, slow-disk", f"harness {one.pid}", f"harness {two.pid}"):
+    for words in ("kill-rank", "cut-link, slow-disk", f"harness pid {one.pid}", f"harness pid {two.pid}"):
         assert words in said
     code, said = halt(answer="n\n")
     assert (code, "End these 2 runs, with rollback? [y/N]" in said) == (2, True)
@@ -76,9 +87,28 @@ def test_only_what_is_named_ends(begin: Begin) -> None:
     code, said = halt("kil-rank")
     assert (code, "kil-rank: no run that is alive has this name" in said, "cut-link" in said) == (3, True, True)
     code, said = halt("kill-rank", str(two.pid))
-    assert (code, said) == (0, "2 ended\n")
+    assert (code, said) == (0, "ended: kill-rank, cut-link\n")
     wait_until(lambda: (one.poll(), two.poll()), lambda codes: None not in codes)
     assert three.poll() is None
-    assert halt("--yes") == (0, "1 ended\n")
+    assert halt("--yes") == (0, "ended: slow-disk\n")
     wait_until(three.poll, lambda code: code is not None)
     assert halt() == (0, "no run was alive\n"), "there is nothing to ask"
+
+
+def test_a_run_says_what_ended_it(begin: Begin) -> None:
+    """A signal does not show its sender, and a run that `torchaos halt` ended says so; other signals by their names."""
+    told = []
+    for number in (None, signal.SIGTERM, signal.SIGINT):
+        process = subprocess.Popen([sys.executable, "-c", TELLS], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "up\n"
+            if number is None:
+                assert halt("kill-rank") == (0, "ended: kill-rank\n")
+            else:
+                process.send_signal(number)
+            told.append(process.communicate(timeout=60)[0])
+        finally:
+            process.kill()
+            process.communicate()
+    assert told == ["torchaos halt ended it\n", "SIGTERM ended it\n", "Ctrl-C (SIGINT) ended it\n"]

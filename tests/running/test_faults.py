@@ -358,7 +358,7 @@ def test_a_signal_between_two_runs_ends_the_next(tmp_path: Path) -> None:
     one, interrupt = ScenarioRun(plan, RunDir(tmp_path / "run"), b"", []), Interrupt()
     interrupt(signal.SIGTERM, None)
     interrupt.ends(one)
-    assert one._stopped == "SIGTERM was received"
+    assert one._stopped == "SIGTERM ended it"
 
 
 def test_nohup_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,7 @@ def test_nohup_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
             signal.raise_signal(signal.SIGHUP)
             assert interrupt.reason is None
             signal.raise_signal(signal.SIGTERM)
-            assert interrupt.reason == "SIGTERM was received"
+            assert interrupt.reason == "SIGTERM ended it"
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -85,6 +85,8 @@ def went_on(parts: Mapping[str, float | None]) -> bool:
 def outcome_in_words(recovery: Recovery) -> str:
     """How a recovery ended, such as `caught up after 6.84 s, 5 steps done again`."""
     at, lost = recovery.parts.get("caught_up"), recovery.lost_steps
+    if at is None and recovery.cut_off:
+        return "not judged, because the run was ended early"
     lasted = "" if recovery.lasted_s is None else f" (the fault itself lasted {seconds_in_words(recovery.lasted_s)})"
     if recovery.unseen:
         return f"later steps of rank {', '.join(map(str, recovery.unseen))} were not seen"

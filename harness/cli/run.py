@@ -64,7 +64,7 @@ from torchaos.harness.rollback.recovery import LeftBehind, before_a_run
 from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.job_plan import check_script
-from torchaos.harness.running.planner.preflight import warnings_of
+from torchaos.harness.running.planner.preflight import moments_in, warnings_of
 from torchaos.harness.running.scenario_run import ScenarioRun, error_result
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
@@ -83,6 +83,7 @@ class Planned:
     options: tuple[str, ...]  # the part of the command line that changes what is run
     ask: Ask
     warnings: tuple[str, ...]
+    moments: tuple[str, ...]  # for each fault, the place of its moment
 
 
 @cli.command(cls=WithCommand)
@@ -198,8 +199,10 @@ def plans_of(
         options += ("--repeat", "1") if scenario.repeat is not None else ()
         options += _job_options(job)
         warnings = tuple(warnings_of(plan, scenario, file, job))
-        folder = RunDir((out / name).absolute())
-        yield Planned(plan, folder, file, text_of(file, job), options, ask, warnings)
+        # Without `..` in the path, unless a link makes it necessary.
+        folder = RunDir((out.resolve() if ".." in out.parts else out.absolute()) / name)
+        moments = tuple(moments_in(plan, file))
+        yield Planned(plan, folder, file, text_of(file, job), options, ask, warnings, moments)
 
 
 def _job_options(job: Source | None) -> tuple[str, ...]:
@@ -250,7 +253,7 @@ def _run_one(
         )
     ]
     watcher = partial(_watched, console=Console(stderr=True, quiet=quiet))
-    scenario_run = ScenarioRun(planned.plan, planned.folder, planned.text, again, watcher)
+    scenario_run = ScenarioRun(planned.plan, planned.folder, planned.text, again, watcher, planned.moments)
     interrupted.ends(scenario_run)
     try:
         result = _result_of(scenario_run)

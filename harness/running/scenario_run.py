@@ -21,7 +21,7 @@ from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.running.engine.run import Run, Stoppable, Watcher
 from torchaos.harness.running.engine.watches import check_disk
 from torchaos.harness.running.launchers.factory import check_cluster
-from torchaos.harness.running.twin_runs.twin import Twins, last_step_in, made_of, too_late
+from torchaos.harness.running.twin_runs.twin import Twins, check_reached, last_step_in, made_of, too_late
 from torchaos.harness.running.twin_runs.twin_key import record_sources
 
 
@@ -30,9 +30,12 @@ class ScenarioRun(Stoppable):
     may be called from a signal handler; the current run is then ended in the normal way, and judged."""
 
     def __init__(
-        self, plan: Plan, folder: RunDir, text: bytes, reproduce: Sequence[str], watcher: Watcher | None = None
-    ) -> None:
+        self, plan: Plan, folder: RunDir, text: bytes, reproduce: Sequence[str], watcher: Watcher | None = None,
+        places: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`places`: for each fault, the place of its moment in the file of the scenario, for messages."""
         super().__init__()
+        self._places = places or [fault.id for fault in plan.faults]
         self.plan, self.folder = plan, folder
         self._text, self._reproduce, self._watcher = text, reproduce, watcher
         self._began_s = time.time()
@@ -79,17 +82,16 @@ class ScenarioRun(Stoppable):
         return result
 
     def _in_vain(self, twins: Twins, has_twin: bool) -> str | None:
-        """Why a run would prove nothing, so that none is made: the twin's job died by itself, or it ended before any
-        fault would come. None if the run is to be made."""
-        died = f"the fault-free twin failed: {twins.died}" if twins.died else ""
-        twin = Record.load(RunDir(self.folder.twins / "0")) if has_twin else twins.failed
-        if twin is None or not (has_twin or died):
+        """Why a run would prove nothing, so that none is made: the twin's job died by itself before any fault would
+        come. None if the run is to be made. Raises UsageError if the twin shows that none would come: the scenario is
+        wrong."""
+        if has_twin:
+            check_reached(self.plan, Record.load(RunDir(self.folder.twins / "0")), self._places)
             return None
-        last = last_step_in(twin)
-        if last is None:
-            return died or None
-        late = too_late(self.plan, last)
-        return (died or next(iter(late.values()))) if late and len(late) == len(self.plan.faults) else None
+        if twins.failed is None or not twins.died:
+            return None
+        died, last = f"the fault-free twin failed: {twins.died}", last_step_in(twins.failed)
+        return died if last is None or len(too_late(self.plan, last)) == len(self.plan.faults) > 0 else None
 
     def _judged(self) -> Result:
         """Judges the run. Raises ChaosError instead of UsageError: the run directory was just written, so if it can't

@@ -445,6 +445,7 @@ def test_one_scenario_given_twice_has_two_folders(tmp_path: Path) -> None:
         (),
         Ask(),
         (),
+        (),
     )
     assert [each.folder.root.name for each in _apart([one, one, one])] == ["x", "x-2", "x-3"]
 

@@ -16,15 +16,21 @@ from packing import pack
 
 from torchaos.harness import checkpoints
 from torchaos.harness.analysis.verdict import judge
-from torchaos.harness.interfaces import Target
+from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
-from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
+from torchaos.harness.protocol.wire import Kind, Phase
+from torchaos.harness.record.plan import After, Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.scenario_run import ScenarioRun
-from torchaos.harness.running.twin_runs.twin import Twins, finished_well, last_step_of
+from torchaos.harness.running.twin_runs.twin import Twins, finished_well, kept_twin_of, last_step_in, unreached
 from torchaos.harness.running.twin_runs.twin_key import key_of
+
+
+def last_step_of(plan: Plan, cache: Path) -> int | None:
+    """The last step of the twin in the cache. None if there is no usable twin."""
+    twin = kept_twin_of(plan, cache)
+    return last_step_in(twin) if twin else None
 
 
 def plan_of(*command: str, cwd: Path = Path("/")) -> Plan:
@@ -336,8 +342,9 @@ def test_a_run_whose_faults_all_come_after_the_end_is_not_made(
         for step in steps
     )
     scenario_run = ScenarioRun(
-        replace(plan_of("train"), twin={"runs": 1}, faults=faults), RunDir(tmp_path / "x"), b"", []
-    )
+        replace(plan_of("train"), twin={"runs": 1}, faults=faults), RunDir(tmp_path / "x"), b"", [],
+        places=["x.yaml:9:18", "x.yaml:13:18"],
+    )  # fmt: skip
     made = count()
 
     def execute(plan: Plan, folder: RunDir) -> None:
@@ -346,11 +353,13 @@ def test_a_run_whose_faults_all_come_after_the_end_is_not_made(
 
     monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
-    result = scenario_run()
-    assert next(made) == runs
     if runs == 1:
-        assert result.verdict.value == "inconclusive"
-        assert "kill-500 comes in step 500, and the job ends at step" in result.reason
+        said = "x.yaml:9:18: kill-500 comes in step 500, and the job ends at step 30, as its twin did; write an earlier"
+        with pytest.raises(UsageError, match=said):
+            scenario_run()
+    else:
+        scenario_run()
+    assert next(made) == runs
 
 
 @pytest.mark.parametrize(("step", "runs"), [(500, 1), (3, 2)])
@@ -511,3 +520,30 @@ def test_kept_twins_of_a_noisy_job_are_used_again(
     _, result, made = ran(tmp_path, monkeypatch, "second", lambda number: trainer(noise=9.0).record())
     assert made == 1, result
     assert not result.notes
+
+
+@pytest.mark.parametrize(
+    ("trigger", "said"),
+    [
+        (Moment(0, 7, Phase.CHECKPOINT_WRITE), "comes in the save of a checkpoint, and the job saves none"),
+        (Moment(0, None, Phase.CHECKPOINT_WRITTEN), "comes in the save of a checkpoint, and the job saves none"),
+        (After(checkpoints=1), "comes after a checkpoint, and the job saves none"),
+        (After(checkpoints=2), "comes after 2 checkpoints, and the job saves none"),
+        (Moment(0, 7, Phase.BACKWARD), ""),
+        (After(5.0), ""),
+    ],
+)
+def test_a_moment_that_the_twin_never_had(trainer: Any, trigger: Moment | After, said: str) -> None:
+    """A job that saves nothing has no save in which a fault could come. With saves, or if nobody looked for saves, the
+    moment may come."""
+    fault = PlannedFault("kill", "process.kill", "rank", Target((0,)), trigger, {}, "", "")
+    plan = replace(plan_of("train"), faults=(fault,))
+
+    def twin(every: int, *hooks: str) -> Record:
+        run = trainer(every=every).record()
+        return replace(run, plan=replace(run.plan, hooks=hooks))
+
+    found = unreached(plan, twin(1000, "checkpoints"))
+    assert len(found) == bool(said)
+    assert all(said in text for text in found.values())
+    assert unreached(plan, twin(5, "checkpoints")) == unreached(plan, twin(1000)) == {}

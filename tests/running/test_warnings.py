@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -114,16 +115,19 @@ def test_the_run_folder_may_stand_in_the_environment(tmp_path: Path) -> None:
     assert warned(tmp_path, text) == []
 
 
-@pytest.mark.parametrize(("last", "many"), [(16, 1), (17, 0), (18, 0), (None, 0)])
+@pytest.mark.parametrize(("last", "wrong"), [(16, True), (17, False), (18, False)])
 def test_a_step_that_the_twin_never_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int | None, many: int
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, wrong: bool
 ) -> None:
-    """A trigger beyond the last step of the twin in the cache, and beyond its last save, can't be reached; without a
-    twin nobody knows."""
-    monkeypatch.setattr(preflight, "last_step_of", lambda plan: last)
-    found = warned(tmp_path, GOOD)
-    assert len(found) == many
-    assert all(one.startswith(":8:18: process.kill comes in step 18, and the job ends at step 16") for one in found)
+    """A trigger beyond the last step of the twin in the cache, and beyond its last save, can't be reached. If no other
+    fault is there, nothing is run. The twin may have been made for a scenario with other assertions."""
+    monkeypatch.setattr(preflight, "kept_twin_of", lambda plan: trainer(steps=last).record())
+    for text in (GOOD, GOOD.replace("[completed, checkpoint_integrity]", "[completed]")):
+        if not wrong:
+            assert warned(tmp_path, text) == []
+            continue
+        with pytest.raises(UsageError, match=r":8:18: process.kill comes in step 18, and the job ends at step 16"):
+            warned(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ def test_a_step_after_those_that_the_command_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, said: str
 ) -> None:
     """Without a twin in the cache, the command may say how many steps there are."""
-    monkeypatch.setattr(preflight, "last_step_of", lambda plan: None)
+    monkeypatch.setattr(preflight, "kept_twin_of", lambda plan: None)
     found = warned(tmp_path, GOOD.replace("--out", f"{option} --out"))
     assert len(found) == bool(said)
     assert all(said in one for one in found)
@@ -158,7 +162,7 @@ def test_a_ready_gpu_scenario_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
 def test_the_ready_scenarios_warn_of_nothing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each does what it means."""
     monkeypatch.setattr(planner, "_check_machine", lambda needs, file: None)
-    monkeypatch.setattr(preflight, "last_step_of", lambda plan: None)
+    monkeypatch.setattr(preflight, "kept_twin_of", lambda plan: None)
     found = []
     for file in sorted((READY / folder).glob("*.yaml")):
         scenario = load(file)

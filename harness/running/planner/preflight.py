@@ -15,12 +15,12 @@ from pathlib import Path
 
 from torchaos.harness import registry
 from torchaos.harness.interfaces import Need, UsageError
-from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
 from torchaos.harness.running.launchers.torchrun_line import restarts_of
 from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine, consents, target_of
 from torchaos.harness.running.planner.job_plan import missing_script, warnings_in, written_size
-from torchaos.harness.running.twin_runs.twin import last_step_of, too_late
+from torchaos.harness.running.twin_runs.twin import check_reached, kept_twin_of, too_late, unreached
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job_grammar import Job
 from torchaos.harness.scenario.job_override import with_job
@@ -61,15 +61,25 @@ def check_targets(scenario: Scenario, file: Path, tell: Tell) -> None:
             tell(("faults", number, "target"), str(error), False, [*_SIZE, *settings])
 
 
+def moments_in(plan: Plan, file: Path) -> list[str]:
+    """For each fault, the place of its moment in the file of the scenario, as `file:line:column`."""
+    source = read(file)
+    return [source.place(("faults", number, *_MOMENT)).within(file) for number in range(len(plan.faults))]
+
+
+_MOMENT: Keys = ("when", "step")
 _STEPS = re.compile(r"--((max|total|num|train|training)[-_])?(train[-_])?(steps|iters|iterations)")
 
 
 def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None = None) -> list[str]:
     """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file. `job`: the file with the
-    job, if this is another file."""
+    job, if this is another file. Raises UsageError if a twin in the cache shows that no fault would come."""
     found = [*_of_assertions(plan), *_of_consent(scenario)]
     if not plan.job.attached:
-        found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan)]
+        twin = kept_twin_of(plan) if plan.faults else None
+        if twin:
+            check_reached(plan, twin, moments_in(plan, file))
+        found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan, twin)]
         found += [(_COMMAND, text) for text in warnings_in(plan.job.command, plan.launcher)]
     source = with_job(read(file), job) if job else read(file)
     placed = sorted((source.place(keys), text) for keys, text in found)
@@ -100,17 +110,13 @@ def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
         yield _COMMAND, f'{problem} (pytorch/pytorch#135712); write job.env: {{{OWN_STORE}: "1"}}, or export it'
 
 
-def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
-    """Warns about faults in steps that the job does not reach. Its last step is that of the twin in the cache or,
-    without a twin, the number of steps in the command."""
-    if not any(isinstance(fault.trigger, Moment) and fault.trigger.step for fault in plan.faults):
-        return
-    last, why = last_step_of(plan) if plan.twin else None, "as its twin did"
-    if last is None:
-        option, last = _asked_for(plan.job.command)
-        why = f"as {option} says"
-    for number, text in too_late(plan, last, why).items() if last is not None else ():
-        yield ("faults", number, "when", "step"), text
+def _of_steps(plan: Plan, twin: Record | None) -> Iterator[tuple[Keys, str]]:
+    """Warns about faults whose moment the job does not reach, as the twin or, without a twin, the number of steps in
+    the command shows."""
+    option, last = _asked_for(plan.job.command)
+    late = too_late(plan, last, f"as {option} says") if last is not None else {}
+    for number, text in (unreached(plan, twin) if twin else late).items():
+        yield ("faults", number, *_MOMENT), text
 
 
 def _asked_for(command: Sequence[str]) -> tuple[str, int | None]:

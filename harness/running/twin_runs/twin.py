@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -25,9 +25,10 @@ from platformdirs import user_cache_path
 
 from torchaos.harness.analysis.ending import died_by_itself
 from torchaos.harness.host.disk import write_atomically
-from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
-from torchaos.harness.record.plan import Plan
+from torchaos.harness.protocol.wire import Kind, Phase
+from torchaos.harness.record.plan import Plan, PlannedFault
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.reaper_client import UndoError, undo_from_log
@@ -219,15 +220,15 @@ def fault_free(plan: Plan) -> Plan:
     return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={}, hooks=hooks)
 
 
-def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
-    """The last global step of the job, from its twin in the cache, or else from a twin of the same job that was made
-    for other assertions. None if there is no usable twin."""
+def kept_twin_of(plan: Plan, cache: Path | None = None) -> Record | None:
+    """The twin of the job in the cache, or else a twin of the same job that was made for other assertions. None if
+    there is no usable twin."""
     twins = (cache or user_cache_path("torchaos")) / "twins"
     exact = twins / key_of(fault_free(plan)) / "0"
     kept = exact if exact.is_dir() else next((one for one in twins.glob("*/0") if _is_of(plan, one)), exact)
     made = made_of(kept)
     try:
-        return None if made is None or made.changed() else last_step_in(Record.load(RunDir(kept)))
+        return None if made is None or made.changed() else Record.load(RunDir(kept))
     except (ChaosError, OSError, ValueError):  # the twin is being removed or is damaged: the run makes another
         return None
 
@@ -264,6 +265,40 @@ def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, s
         for number, step in steps.items()
         if step is not None and step > last + 1
     }
+
+
+def unreached(plan: Plan, twin: Record) -> dict[int, str]:
+    """The faults whose moment the job does not reach, as its twin shows: by index in the plan, a clause about each. A
+    later attempt may do what the first one does not, so a fault that can come after another one is judged only by its
+    step."""
+    last = last_step_in(twin)
+    found = {} if last is None else too_late(plan, last)
+    for number, fault in enumerate(plan.faults):
+        if number not in found and len(plan.faults) == 1 and (why := _never_comes(fault, plan, twin)):
+            found[number] = f"{fault.id} {why}"
+    return found
+
+
+def check_reached(plan: Plan, twin: Record, places: Sequence[str]) -> None:
+    """Raises UsageError if the twin shows that no fault of the plan would come, because a run would be the twin once
+    more. `places`: for each fault, the place of its moment, for the message."""
+    found = unreached(plan, twin)
+    if found and len(found) == len(plan.faults):
+        raise UsageError("\n".join(f"{places[number]}: {text}" for number, text in found.items()))
+
+
+def _never_comes(fault: PlannedFault, plan: Plan, twin: Record) -> str:
+    """Why the moment of the only fault does not come, as a clause. Empty if it may come."""
+    when = fault.trigger
+    saved = Kind.SAVE_BEGIN in {event.kind for event in twin.beside_steps}
+    if "checkpoints" not in twin.plan.hooks:
+        return ""  # nobody looked
+    if not isinstance(when, Moment):
+        told = f"comes after {when.checkpoints} checkpoints" if when.checkpoints > 1 else "comes after a checkpoint"
+        return "" if saved or not when.checkpoints else f"{told}, and the job saves none, as its twin did not"
+    if when.phase not in (Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_WRITTEN) or saved:
+        return ""
+    return "comes in the save of a checkpoint, and the job saves none, as its twin did not; choose another phase"
 
 
 def made_of(twin: Path) -> Inputs | None:

@@ -123,9 +123,17 @@ class ScenarioRun(Stoppable):
                     return self._stopped
             elif not more:
                 return None
-            elif self._stopped or not twins.give(len(have), self.folder):
+            elif self._stopped or not self._give_another(twins, len(have)):
                 refused = f"a further twin could not be made: {twins.refused}" if twins.refused else None
                 return self._stopped or refused
+
+    def _give_another(self, twins: Twins, have: int) -> bool:
+        """Adds a twin. If it is made now, it says why: the user sees one more run of the job."""
+        differ = "the run differs from its twin: a second twin shows whether that is noise"
+        self._unsaid.append(differ if have == 1 else "the twins differ: a further twin shows how much of it is noise")
+        given = twins.give(have, self.folder)
+        self._unsaid.clear()
+        return given
 
     def _why_stale(self, run: Record, twins: Sequence[Record]) -> str:
         """Why twins from before this run can't be used to judge it, as a clause. Empty if they can."""

@@ -239,7 +239,7 @@ def test_it_is_said_why_a_twin_is_made_again(
         changed = {"hooks": replace(plan, hooks=("steps",)), "command": plan_of("torchrun", "train.py", cwd=job)}
         plan = changed[name]
     give("second", plan)
-    assert told == ([f"the twin is made again: {job / why if '.' in name else why}"] if why else [])
+    assert told == ([f"the twin is made again: {f'job/{why}' if '.' in name else why}"] if why else [])
     parts = [path.read_text() for path in (tmp_path / "cache").rglob("parts.json")]
     assert len(parts) == (1 if name == "notes.py" else 2)
     assert not any("secret" in text for text in parts)
@@ -547,3 +547,19 @@ def test_a_moment_that_the_twin_never_had(trainer: Any, trigger: Moment | After,
     assert len(found) == bool(said)
     assert all(said in text for text in found.values())
     assert unreached(plan, twin(5, "checkpoints")) == unreached(plan, twin(1000)) == {}
+
+
+def test_a_second_twin_says_why_it_is_made(trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user sees one more run of the job begin after the run that he asked for. The note is of that twin alone."""
+    plan = replace(plan_of("train"), twin={"runs": 2})
+    scenario_run, made, told = ScenarioRun(plan, RunDir(tmp_path / "run"), b"", []), count(), list[list[str]]()
+
+    def execute(plan: Plan, where: RunDir) -> None:
+        told.append([*scenario_run._unsaid])
+        leaves(trainer(noise=float(next(made) + 1)).record())(plan, where)
+
+    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr(scenario_run, "_execute", execute)
+    result = scenario_run()
+    assert told == [[], [], ["the run differs from its twin: a second twin shows whether that is noise"]]
+    assert not any("second twin" in note for note in result.notes)

@@ -316,3 +316,25 @@ def test_a_local_rank_that_there_is_not_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "kill.yaml").write_text(GOOD.replace("{rank: 1}", "{local_rank: 4}"))
     with pytest.raises(UsageError, match=r"kill.yaml:\d+:\d+: .*there is no local rank 4; each node has 2"):
         CliRunner().invoke(cli, ["plan", str(tmp_path / "kill.yaml")], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("torchrun", "torchrunn", "3:12: torchrunn: no such program on the PATH"),
+        ("  checkpoints:", "  cwd: no/such\n  checkpoints:", "4:8: job.cwd: .*no/such is no folder"),
+        ("torchrun --nproc-per-node 2 --max-restarts 3 train.py --out {run}", "''", "3:12: .*empty"),
+        (
+            "  checkpoints:", "  resubmit: {times: 1, command: sbatchh again.sh}\n  checkpoints:",
+            "4:33: sbatchh: no such program",
+        ),
+        ("  checkpoints:", "  replicas: 3\n  world_size: 7\n  checkpoints:", "5:15: job.world_size: 7 ranks can't be"),
+        ('{path: "{run}/checkpoints"}', '{path: "{run}/c", size: 900TB}', "4:40: job.checkpoints.size: "),
+        ('{path: "{run}/checkpoints"}', '{path: "{run}/c", local: "{run}/c/x"}', "4:41: job.checkpoints.local: "),
+        ("assert:", "limits: {never: {ranks: [0]}, percent: 10}\nassert:", "9:9: the faults hit"),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_value_has_its_place(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """Also one that only the planner sees, because it depends on this machine."""
+    with pytest.raises(UsageError, match=f"kill.yaml:{said}"):
+        planned(tmp_path, GOOD.replace(old, new))

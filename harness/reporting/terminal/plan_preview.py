@@ -140,7 +140,7 @@ def plan(plan: Plan, console: Console) -> None:
         pen.row([], pen.text("none"), indent=3)
     pen.heading("Judged by")
     twins = int(plan.twin.get("runs", 0))
-    against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache if possible"
+    against = "1 fault-free twin" + (f"; {twins - 1} more if the run differs from it" if twins > 1 else "")
     bounds = {one.name: given("assertions", one) for one in plan.asserts}
     _rows(pen, bounds, width=22)
     _rows(pen, {"without bounds": ", ".join(name for name, text in bounds.items() if not text)}, width=22)

@@ -27,7 +27,7 @@ from torchaos.harness.running.planner.fault_plans import (
     planned_fault,
     with_facts_of,
 )
-from torchaos.harness.running.planner.job_plan import check_remote, check_replicas, planned_job
+from torchaos.harness.running.planner.job_plan import at, at_the_command, check_remote, check_replicas, planned_job
 from torchaos.harness.scenario.grammar import Scenario
 
 # The hooks of the agent that each need of an assertion, and each phase of a trigger, requires. "steps" is always on.
@@ -85,14 +85,15 @@ def make_plan(
     try:
         needs |= needs_of(scenario.launcher, job.command, {**os.environ, **job.env})
     except UsageError as error:
-        raise UsageError(f"{file}: job: {error}") from error
+        raise UsageError(f"{at_the_command(job_file or file)}: {error}") from error
     needs |= {"mount"} if job.checkpoints_size else set()
     if any(Path(word).name == "health_agent.py" for word in job.command):
         python = job_python(job.command)
         if python == sys.executable:
             needs |= {"pynvml"}
         elif not far and not installed(python).keys() & {"nvidia-ml-py", "pynvml"}:
-            raise UsageError(f"{file}: job: {python} lacks nvidia-ml-py, by which the health agent asks about GPUs")
+            why = "lacks nvidia-ml-py, by which the health agent asks about GPUs; install it there"
+            raise UsageError(f"{at_the_command(job_file or file)}: {python} {why}")
     # What only the nodes need is checked on the nodes.
     here = needs_of_controller(scenario.launcher, (fault.inject for fault in faults)) if far else needs
     _check_machine(here, file)
@@ -122,7 +123,7 @@ def make_plan(
     )
     ranks, nodes = ({hit for fault in faults for hit in getattr(fault.target, kind)} for kind in ("ranks", "nodes"))
     if wrong := beyond(plan, ranks, nodes, job.world_size):
-        raise UsageError(f"{file}: {wrong}; choose fewer or other targets")
+        raise UsageError(f"{at(file, 'limits')}: {wrong}; choose fewer or other targets")
     return plan
 
 

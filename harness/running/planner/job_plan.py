@@ -12,6 +12,8 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -54,20 +56,21 @@ def check_remote(
     wrong = next((why for need, why in _NOT_SEEN.items() if need in collect), None)
     if job.checkpoints_size:
         wrong = "job.checkpoints.size makes a disk on this machine"
-    for fault in faults:
-        found = registry.find("injectors", fault.inject)
+    for number, fault in enumerate(faults):
+        found, place = registry.find("injectors", fault.inject), partial(at, file, "faults", number, "inject")
         if is_controllers(found, launcher) and isinstance(fault.trigger, Moment):
             why = "the cluster does it, and no rank waits for that; write time or after, and no step"
-            raise UsageError(f"{file}: fault {fault.id}: {why}")
+            raise UsageError(f"{place()}: fault {fault.id}: {why}")
         nodes = fault.target.nodes or {rank // job.per_node for rank in fault.target.ranks}
         if getattr(found, "whole_job", False) and len(fault.target.nodes) < job.nodes:
             every = ", ".join(map(str, range(job.nodes)))
-            raise UsageError(f"{file}: fault {fault.id}: it hits the whole job; write target: {{nodes: [{every}]}}")
+            raise UsageError(f"{place()}: fault {fault.id}: it hits the whole job; write target: {{nodes: [{every}]}}")
         outside = fault.where == "node" and found.hits != "files"
         if outside and isinstance(fault.trigger, Moment) and len(nodes) > 1:
             wrong = f"fault {fault.id} hits several nodes at the moment of one rank; write a fault for each node"
     if wrong:
-        raise UsageError(f"{file}: launcher: {launcher}: {wrong}; leave it out, or write launcher: local or netns")
+        remedy = "leave it out, or write launcher: local or netns"
+        raise UsageError(f"{at(file, 'launcher')}: launcher: {launcher}: {wrong}; {remedy}")
 
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+[^}]*\}|\(.*)|`.*")
@@ -165,31 +168,32 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher_name: str = "
         values["nvml"] = str(NVML.path().parent)
     command, cwd = _line(job, here, values)
     if not command:
-        raise UsageError("job.command is empty; write the torchrun command line")
+        raise UsageError(f"{at_the_command(file)}: job.command is empty; write the torchrun command line")
     if attach is None:
         if not launcher.own_folders and not cwd.is_dir():
-            raise UsageError(f"job.cwd: {cwd} is no folder")
+            raise UsageError(f"{at(file, 'job', 'cwd')}: job.cwd: {cwd} is no folder; correct it")
         if launcher.host_programs:
-            command[0] = resolve_program(command[0], cwd)
+            command[0] = _program(command[0], cwd, file, "job", "command")
     env = {**os.environ, **job.env}
     runs_already = attach is not None or bool(launcher.attached)
     per_node, count = _ranks(job, launcher, command, env)
     if not runs_already and (wrong := next(errors_in(command, env, launcher_name, count), None)):
-        raise UsageError(f"{_at_the_command(file)}: {wrong}")
+        raise UsageError(f"{at_the_command(file)}: {wrong}")
     if job.world_size is None and launcher.host_programs:
         per_node = per_node or _counted(command, env)
     nodes, world = count, _world(job, per_node, count)
     if world is None:
         problem = "how many ranks the job has can't be read from job.command"
-        raise UsageError(f"{_at_the_command(file)}: {problem}; write job.world_size")
+        raise UsageError(f"{at_the_command(file)}: {problem}; write job.world_size")
     if max(world, nodes) > _MOST:
         raise UsageError(
-            f"{_at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
+            f"{at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
         )
     if runs_already and job.resubmit:
-        raise UsageError("job.resubmit: torchaos does not start a job that runs already; leave resubmit out")
+        why = "torchaos does not start a job that runs already; leave resubmit out"
+        raise UsageError(f"{at(file, 'job', 'resubmit')}: job.resubmit: {why}")
     if job.replicas > 1:
-        nodes = _replicas(job, nodes, world, runs_already)
+        nodes = _replicas(job, nodes, world, runs_already, file)
     launcher = launcher.plan(nodes, str(cwd) if "cwd" in job.model_fields_set else "")
     return PlannedJob(
         command=tuple(command),
@@ -199,8 +203,8 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher_name: str = "
         nodes=nodes,
         timeout_s=job.timeout,
         checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
-        checkpoints_size=_size(job, runs_already),
-        checkpoints_local=_local(job, launcher_name, values),
+        checkpoints_size=_size(job, runs_already, file),
+        checkpoints_local=_local(job, launcher_name, values, file),
         endpoints=dict(job.endpoints),
         log=job.log.model_dump(exclude_none=True) if job.log else None,
         resubmit_times=job.resubmit.times if job.resubmit else 0,
@@ -243,7 +247,15 @@ def check_script(job: Job, launcher: str, file: Path) -> None:
     """Raises UsageError if the script in the command does not exist. The text has the place of the command in the
     file."""
     if missing := missing_script(job, launcher, file):
-        raise UsageError(f"{_at_the_command(file)}: {missing}")
+        raise UsageError(f"{at_the_command(file)}: {missing}")
+
+
+def _program(name: str, cwd: Path, file: Path, *keys: str) -> str:
+    """The absolute path of the program of the command that the file has under these keys. Raises UsageError."""
+    try:
+        return resolve_program(name, cwd)
+    except UsageError as error:
+        raise UsageError(f"{at(file, *keys)}: {error}") from error
 
 
 def _ranks(
@@ -280,29 +292,39 @@ def _next_command(
         return ()
     command, cwd = _line(job.model_copy(update={"command": job.resubmit.command}), here, values)
     if not command:
-        raise UsageError("job.resubmit.command is empty; write a torchrun command line, or leave it out")
+        empty = "job.resubmit.command is empty; write a torchrun command line, or leave it out"
+        raise UsageError(f"{at(file, 'job', 'resubmit', 'command')}: {empty}")
     if launcher.host_programs:
-        command[0] = resolve_program(command[0], cwd)
+        command[0] = _program(command[0], cwd, file, "job", "resubmit", "command")
     script = script_of(command)
     if launcher.host_programs and script and "{" not in script and not (cwd / script).is_file():
-        place = file if file == COMMAND_LINE else read(file).place(("job", "resubmit", "command")).within(file)
+        place = at(file, "job", "resubmit", "command")
         raise UsageError(f"{place}: {cwd / script}: there is no such file; correct job.resubmit.command")
     return tuple(command)
 
 
-def _at_the_command(file: Path) -> str:
-    return str(file) if file == COMMAND_LINE else read(file).place(("job", "command")).within(file)
+def at(file: Path, *keys: str | int) -> str:
+    """The place of a value in the file, or of what encloses it."""
+    with suppress(UsageError):  # the file is gone
+        return str(file) if file == COMMAND_LINE else read(file).place(keys).within(file)
+    return str(file)
 
 
-def _replicas(job: Job, nodes: int, world: int, runs_already: bool) -> int:
+def at_the_command(file: Path) -> str:
+    return at(file, "job", "command")
+
+
+def _replicas(job: Job, nodes: int, world: int, runs_already: bool, file: Path) -> int:
     """The number of nodes of a job with replicas: each replica has its own torchrun and counts as a node. Raises
     UsageError if the job can't have replicas."""
     if nodes > 1 or runs_already:
         job_kind = "a job that runs already" if runs_already else f"replicas of {nodes} nodes each"
-        raise UsageError(f"job.replicas: {job_kind} can't be started side by side here; leave replicas out")
+        why = f"{job_kind} can't be started side by side here; leave replicas out"
+        raise UsageError(f"{at(file, 'job', 'replicas')}: job.replicas: {why}")
     if world % job.replicas:
         ranks = counted(world, "rank")
-        raise UsageError(f"job.world_size: {ranks} can't be shared out evenly among {job.replicas} replicas")
+        why = f"{ranks} can't be shared out evenly among {job.replicas} replicas"
+        raise UsageError(f"{at(file, 'job', 'world_size')}: job.world_size: {why}")
     return job.replicas
 
 
@@ -317,7 +339,7 @@ def check_replicas(scenario: Scenario, file: Path) -> None:
     }
     for feature in (name for name, given in wrong.items() if given):
         several = "job.replicas starts several; leave it out"
-        raise UsageError(f"{file}: {feature} knows the ranks of one torchrun, and {several}")
+        raise UsageError(f"{at(file, 'job', 'replicas')}: {feature} knows the ranks of one torchrun, and {several}")
 
 
 def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) -> int:
@@ -326,26 +348,24 @@ def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) 
     return most if most and per_node and most < nodes and world <= most * per_node else 0
 
 
-def _size(job: Job, runs_already: bool) -> int | None:
+def _size(job: Job, runs_already: bool, file: Path) -> int | None:
     """The size in bytes of the disk that is made for the checkpoints. None if the scenario wants no such disk. Raises
     UsageError if it can't be made."""
     size = job.checkpoints and job.checkpoints.size
-    if size and runs_already:
-        raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")
-    if size and size > (left := memory_left()):
-        raise UsageError(
-            f"job.checkpoints.size: {size_in_words(size)} would be in memory, of which {size_in_words(left)} are free"
-        )
+    wrong = "a job that runs already has its files open; leave size out" if runs_already else ""
+    if size and not wrong and size > (left := memory_left()):
+        wrong = f"{size_in_words(size)} would be in memory, of which {size_in_words(left)} are free"
+    if size and wrong:
+        raise UsageError(f"{at(file, 'job', 'checkpoints', 'size')}: job.checkpoints.size: {wrong}")
     return size or None
 
 
-def _local(job: Job, launcher: str, values: Mapping[str, str]) -> str | None:
+def _local(job: Job, launcher: str, values: Mapping[str, str], file: Path) -> str | None:
     """The path at which each node gets a folder of its own. None if the scenario wants none. Raises UsageError if the
     launcher can't make such folders."""
     if not (local := job.checkpoints and job.checkpoints.local):
         return None
     if not registry.find("launchers", launcher).local_disks:
-        raise UsageError(
-            f"job.checkpoints.local: launcher: {launcher} gives no node a folder of its own; write launcher: netns"
-        )
+        wrong = f"launcher: {launcher} gives no node a folder of its own; write launcher: netns"
+        raise UsageError(f"{at(file, 'job', 'checkpoints', 'local')}: job.checkpoints.local: {wrong}")
     return fill(local, values)

@@ -134,10 +134,10 @@ class Inputs:
             return "the files that its job read are not known"
         for path, (size, changed_ns, was) in self.files.items():
             if why := self._changed(Path(path), (size, changed_ns), was):
-                return f"{path} {why}"
+                return f"{_shown(path)} {why}"
         moved = next((path for path, was in self.folders.items() if _names(path) != was), None)
         if moved:
-            return f"{moved} has other files in it"
+            return f"{_shown(moved)} has other files in it"
         other = next((name for name, was in self.environment.items() if _variable(name) != was), None)
         return f"the variable {other} has changed" if other else ""
 
@@ -180,6 +180,11 @@ def digest(path: Path) -> str:
         return hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest()
     except OSError as error:
         return f"can't be read: {error.strerror}"
+
+
+def _shown(path: str) -> str:
+    """The end of a path, which is enough to know the file on a line of a terminal."""
+    return os.sep.join(Path(path).parts[-2:])
 
 
 def digest_of(text: str) -> str:
@@ -255,7 +260,7 @@ def difference(parts: Parts, before: Parts) -> str:
         now, then = parts[name], before[name]
         if changed := next((one for one in sorted({*now, *then}) if now.get(one) != then.get(one)), None):
             how = "is new" if changed not in then else "is gone" if changed not in now else "has changed"
-            return f"{words}{changed} {how}"
+            return f"{words}{_shown(changed) if words == '' else changed} {how}"
     return next((words for name, words in _PLAIN_PARTS.items() if parts[name] != before[name]), "")
 
 

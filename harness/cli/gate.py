@@ -72,7 +72,7 @@ def gate(
     def judged() -> Judged:
         now = replace(terms, now=datetime.now(timezone.utc))
         result = judge_gate(loaded, where, found_in(folders), now)
-        write_reports(result.results, junit_file, json_file, result.repeats)
+        write_reports(result.results, junit_file, json_file, result.repeats, f"gate {result.gate}, {where}")
         return result
 
     if not run_missing:

@@ -168,11 +168,13 @@ def working_on(runs: Sequence[Planned]) -> Iterator[None]:
 
 
 def write_reports(
-    results: Sequence[Result], junit_file: Path | None, json_file: Path | None, repeats: Sequence[Repeats] = ()
-) -> None:
+    results: Sequence[Result], junit_file: Path | None, json_file: Path | None, repeats: Sequence[Repeats] = (),
+    of: str = "",
+) -> None:  # fmt: skip
+    """Writes the reports. `of`: what the results belong to, such as a gate. Raises UsageError."""
     try:
         if junit_file:
-            result_files.write_junit(results, junit_file, repeats)
+            result_files.write_junit(results, junit_file, repeats, of)
         if json_file:
             jsonfile.write_json(results, json_file, repeats)
     except OSError as error:

@@ -68,7 +68,14 @@ from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdi
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.release.repeats import Repeats
 from torchaos.harness.reporting.terminal.many_runs import as_json, as_result
-from torchaos.harness.reporting.terminal.text import on_one_line, pairs_in_words, printable, shortened, value_in_words
+from torchaos.harness.reporting.terminal.text import (
+    name_in_words,
+    on_one_line,
+    pairs_in_words,
+    printable,
+    shortened,
+    value_in_words,
+)
 
 
 def write_json(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
@@ -131,24 +138,24 @@ _FILE = 20 << 20  # bytes; GitLab takes 30 MB
 _ATTACHMENT = "[[ATTACHMENT|"
 
 
-def write_junit(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
-    """Writes one suite for each result, and one for each repeated scenario. Replaces the file in one step. Raises
-    OSError if it can't be written."""
-    write_atomically(path, text(results, repeats))
+def write_junit(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = (), of: str = "") -> None:
+    """Writes one suite for each result, and one for each repeated scenario. `of`: what they belong to, such as a gate.
+    Replaces the file in one step. Raises OSError if it can't be written."""
+    write_atomically(path, text(results, repeats, of))
 
 
-def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
-    """The JUnit XML of the results. A repetition of a scenario that is judged by its rate gets no case of its own,
-    because one failed repetition is no failure."""
+def text(results: Sequence[Result], repeats: Sequence[Repeats] = (), of: str = "") -> str:
+    """The JUnit XML of the results, which belong to `of`. A repetition of a scenario that is judged by its rate gets no
+    case of its own, because one failed repetition is no failure."""
     found = ""
     for most in _TEXTS:
-        found = _text(results, repeats, most)
+        found = _text(results, repeats, most, of)
         if len(found.encode()) <= _FILE:
             break
     return found
 
 
-def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> str:
+def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int, of: str) -> str:
     """The JUnit XML. `most`: the largest number of characters of a text."""
     by_rate = {run_dir for one in repeats if one.of_rate for run_dir in one.run_dirs}
     results = [result for result in results if result.run_dir not in by_rate]
@@ -162,6 +169,10 @@ def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> s
         root.append(_suite(result, which, runs[result.scenario] > 1, most))
     for one in repeats:
         root.append(_suite(as_result(one), counted(one.times, "repetition"), len(repeats) > 1, most))
+    if of:
+        root.set("name", of)
+        for suite in root:
+            suite.set("name", f"{of}: {suite.get('name')}")
     for name in ("tests", "failures", "errors"):
         root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
     ElementTree.indent(root)
@@ -173,13 +184,13 @@ def _suite(result: Result, suffix: str, several: bool, most: int) -> ElementTree
     scenario = shortened(on_one_line(result.scenario), _NAME)
     names = _unique([shortened(on_one_line(case.name), _NAME) for case in _cases(result)])
     cases = [
-        _test_case(result, case, f"{name} [{suffix}]" if several else name, scenario, most)
-        for name, case in zip(names, _cases(result), strict=True)
+        _test_case(result, case, f"{name} [{suffix}]" if several else name, scenario, most, first=place == 0)
+        for place, (name, case) in enumerate(zip(names, _cases(result), strict=True))
     ]
     page = Path(result.run_dir) / "report.html"
     for place, (found, case) in enumerate(zip(cases, _cases(result), strict=True)):
         if (place == 0 or case.verdict is not Verdict.PASSED) and page.is_absolute() and page.is_file():
-            found.stdout += f"\n{_ATTACHMENT}{page}]]"
+            found.stdout = f"{found.stdout}\n{_ATTACHMENT}{page}]]".lstrip("\n")
     cases[0].elapsed_sec = round(result.duration_s, 3)  # the time of the whole run, because single cases have none
     suite: ElementTree.Element = TestSuite(
         f"{scenario}, {suffix}", cases, timestamp=on_one_line(result.started)[:19] or None
@@ -196,25 +207,38 @@ def _cases(result: Result) -> list[Case]:
     return [Case("run", "faults", result.verdict, result.reason), *root_first(result.cases)]
 
 
-def _test_case(result: Result, case: Case, name: str, classname: str, most: int) -> TestCase:
-    report = shortened(_report(result, case), most)
-    message = shortened(on_one_line(mask(case.full_reason)) or "no reason was given", min(_MESSAGE, most))
-    found = TestCase(name, classname=classname, stdout=report)
+def _test_case(result: Result, case: Case, name: str, classname: str, most: int, first: bool) -> TestCase:
+    """The case. Each thing is told once: the message is the reason, and the text is what the message does not say. How
+    to find the run and to run it again is told in the first case of the suite and in each that did not pass."""
+    reason = mask(case.full_reason)
+    message = shortened(on_one_line(reason) or "no reason was given", min(_MESSAGE, most))
+    passed = case.verdict is Verdict.PASSED
+    lines = [case.full_reason] if passed or message != reason else []
+    lines += _figures(result, case)
+    if first or not passed:
+        lines += [f"seed: {result.seed}", f"files: {result.run_dir}"]
+        lines += [f"again: {result.reproduce}"] if result.reproduce else []
+    text = printable(mask("\n".join(filter(None, lines)))).replace(_ATTACHMENT, _ATTACHMENT[1:])
+    report = shortened(text, most)
+    found = TestCase(name, classname=classname, stdout=report if passed else "")
     if case.verdict is Verdict.FAILED:
         found.add_failure_info(message, report, failure_type="failed")
-    elif case.verdict is not Verdict.PASSED:
+    elif not passed:
         found.add_error_info(message, report, error_type=case.verdict.value)
     return found
 
 
-def _report(result: Result, case: Case) -> str:
-    lines = [f"{case.verdict.value}: {case.full_reason}"]
+def _figures(result: Result, case: Case) -> list[str]:
+    """The figures that mean something without the reason: those with a bound, durations, and how many there were of
+    something, such as `lost steps`. And what is known about the faults."""
+    lines = []
     for name in dict.fromkeys((*case.measured, *case.bound)):
-        measured = value_in_words(name, case.measured[name], case.seconds) if name in case.measured else None
-        bound = value_in_words(name, case.bound[name], case.seconds) if name in case.bound else None
-        lines.append(f"{name}: " + ", ".join(
-            f"{word} {value}" for word, value in (("measured", measured), ("bound", bound)) if value is not None
-        ))  # fmt: skip
+        counts = name.endswith("s") and isinstance(case.measured.get(name), int)
+        if not (name in case.bound or name in case.seconds or counts):
+            continue
+        parts = [value_in_words(name, case.measured[name], case.seconds)] if name in case.measured else []
+        parts += [f"bound {value_in_words(name, case.bound[name], case.seconds)}"] if name in case.bound else []
+        lines.append(f"{name_in_words(name)}: {', '.join(parts)}")
     if case.kind == "faults":
         lines += [
             f"{fault.id}: {fault.inject} at {fault.target}; planned {fault.planned}; "
@@ -226,9 +250,7 @@ def _report(result: Result, case: Case) -> str:
             f"recovery from {recovery.fault}, seconds: {pairs_in_words(recovery.parts)}"
             for recovery in result.recoveries
         ]
-    lines += [f"seed: {result.seed}", f"files: {result.run_dir}"]
-    lines += [f"again: {mask(result.reproduce)}"] if result.reproduce else []
-    return printable(mask("\n".join(lines))).replace(_ATTACHMENT, _ATTACHMENT[1:])
+    return lines
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -58,6 +58,7 @@ def test_open(release: Release) -> None:
     cases = [case for suite in JUnitXml.fromfile(str(release.home / "gate.xml")) for case in suite]
     assert {"faults", "recovery_time", "completed", "rollback"} <= {case.name for case in cases}
     assert not any(case.result for case in cases)
+    assert JUnitXml.fromfile(str(release.home / "gate.xml")).name == "gate release, ci"
     assert json.loads((release.home / "gate.json").read_text())["results"][0]["verdict"] == "passed"
 
 

@@ -70,17 +70,37 @@ def test_each_case_of_a_result_is_a_test_case(results: dict[str, Result]) -> Non
     assert first.get("time") == "31.42"
 
 
-def test_figures_stand_in_the_text(results: dict[str, Result]) -> None:
-    """What was measured and its bound stand in the failure's text and in system-out, since properties are ignored."""
-    case = Case("recovery_time", "assertion", Verdict.FAILED, "too slow", {"catch_up": 71.5}, {"catch_up": 60.0})
-    (suite,) = parsed([replace(results["failed"], cases=(case,))])
-    failure, out = suite[0].find("failure"), suite[0].find("system-out")
+def test_each_thing_is_told_once(results: dict[str, Result]) -> None:
+    """The message is the reason; the text has what was measured and its bound, since properties are ignored, and what
+    is of use without the reason: no number whose name says nothing. In a case that passed, system-out has both."""
+    measured = {"catch_up": 71.5, "felt": 0.5, "lost_steps": 3, "step": 21, "own": 8}
+    case = Case("recovery_time", "assertion", Verdict.FAILED, "too slow", measured, {"catch_up": 60.0},
+                ("catch_up", "felt"))  # fmt: skip
+    well = replace(case, verdict=Verdict.PASSED, reason="quick")
+    (suite,) = parsed([replace(results["failed"], cases=(case, well, replace(well, name="again")))])
+    failure = suite[0].find("failure")
     assert failure is not None
-    assert out is not None
     assert failure.get("message") == "too slow"
-    for text in (failure.text or "", out.text or ""):
-        assert "catch_up: measured 71.5, bound 60" in text
-        assert "again: torchaos run scenarios/process/kill-rank.yaml --seed 7" in text
+    figures = ["catch up: 71.50 s, bound 60 s", "felt: 0.50 s", "lost steps: 3"]
+    run = results["failed"].run_dir
+    again = ["seed: 7", f"files: {run}", "again: torchaos run scenarios/process/kill-rank.yaml --seed 7"]
+    assert (failure.text or "").splitlines() == [*figures, *again]
+    assert suite[0].find("system-out") is None
+    assert (suite[1].findtext("system-out") or "").splitlines() == ["quick", *figures]
+
+
+def test_a_reason_that_the_message_cuts_is_whole_in_the_text(results: dict[str, Result]) -> None:
+    """Readers show messages on one line, so a long reason is shortened there."""
+    case = Case("a", "assertion", Verdict.FAILED, "much to tell " * 100)
+    (suite,) = parsed([replace(results["failed"], cases=(case,))])
+    assert case.reason.strip() in (suite[0].findtext("failure") or "")
+
+
+def test_the_gate_names_its_suites(results: dict[str, Result]) -> None:
+    """A reader of the file sees which gate it was, and in which environment."""
+    root = ElementTree.fromstring(result_files.text([results["passed"]], of="gate release, ci"))
+    check_xsd(root)
+    assert (root.get("name"), root[0].get("name")) == ("gate release, ci", "gate release, ci: kill-rank, seed 7")
 
 
 def test_names_are_unique_over_the_file(results: dict[str, Result]) -> None:

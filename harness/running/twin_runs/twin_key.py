@@ -283,7 +283,7 @@ def where_else(plan: Plan) -> str:
     """A clause that says why the files of this machine are not the job's sources. Empty if they are."""
     if plan.job.attached:
         return "the job had been started before"
-    if plan.job.container.get("image", "host") != "host":
+    if plan.job.settings.get("image", "host") != "host":
         return "the job runs in an image of its own"
     return "the job runs on other machines" if registry.find("launchers", plan.launcher).on_nodes else ""
 

@@ -157,6 +157,8 @@ def test_a_delta_is_as_good_as_what_it_builds_upon(
     assert finding.outcome.value == damage, finding.reason
     assert NoLostWork().judge(run, []).outcome.value == work, NoLostWork().judge(run, []).reason
     assert bool(damage_reaction.felt(run, "damage")) == (builds_on is not WHOLE or loads != 20)
+    through = "attempt 1 loaded step-20, which builds upon step-15 (step 15), in which step-15/"
+    assert (through in finding.reason) == (builds_on is CHAIN and loads == 20)
 
 
 @pytest.mark.parametrize("op", ["write", "text"])

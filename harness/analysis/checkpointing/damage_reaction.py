@@ -15,7 +15,7 @@ from torchaos.harness.analysis.checkpointing.deltas import Deltas
 from torchaos.harness.analysis.checkpointing.resume_points import are_copies, points_of
 from torchaos.harness.interfaces import Evidence
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.checkpoint_names import final_path
+from torchaos.harness.record.checkpoint_names import checkpoint_of, final_path
 from torchaos.harness.record.history import Attempt, Load, saved_as
 from torchaos.harness.record.history.saves_and_loads import whole_loads
 from torchaos.harness.record.record import Record
@@ -65,6 +65,7 @@ class Meeting:
     tried: bool  # a load of the damaged checkpoint was seen, successful or not
     best: tuple[str, int] | None  # the newest whole checkpoint at that time: path and global step
     loads: tuple[Load, ...]  # all loads before the attempt's first step
+    upon: str = ""  # the name of the delta that it loaded, which builds upon the damaged checkpoint
 
     @property
     def lost(self) -> int:
@@ -105,7 +106,8 @@ def felt(record: Record, fault: str) -> Evidence | None:
 def in_words(meeting: Meeting) -> str:
     """The reaction of the attempt, as a clause without its subject."""
     if meeting.did is Did.LOADED:
-        return f"loaded {_name(meeting.damage.checkpoint)}"
+        name = _name(meeting.damage.checkpoint)
+        return f"loaded {meeting.upon}, which builds upon {name}" if meeting.upon else f"loaded {name}"
     if meeting.did is Did.COPED:
         return str(meeting.did.value)
     tried = "tried it and " if meeting.tried else ""
@@ -164,20 +166,26 @@ def _meeting(record: Record, attempt: Attempt, damage: Damage, all_: Sequence[Da
         return None
     met = [load for load in loads if load.mono_s > damage.at_s]
     tried = any(_touches(load.path, damage) for load in met)
-    best, deltas = _best(record, damage, all_, over), Deltas.of(record)
-    return Meeting(attempt, damage, _did(attempt, damage, met, first, deltas), tried, best, loads)
+    best, did = _best(record, damage, all_, over), _did(attempt, damage, met, first)
+    upon = _upon(record, attempt, damage, met) if did is Did.WENT_ON else ""
+    return Meeting(attempt, damage, Did.LOADED if upon else did, tried, best, loads, upon)
 
 
-def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float | None, deltas: Deltas) -> Did:
+def _upon(record: Record, attempt: Attempt, damage: Damage, loads: Sequence[Load]) -> str:
+    """The name of the delta that was loaded last, if it builds upon the damaged checkpoint. Otherwise empty."""
+    loaded, deltas = next(iter(reversed(whole_loads(loads))), None), Deltas.of(record)
+    if loaded and any(deltas.builds(loaded.path, one, damage.checkpoint) for one in range(attempt.number)):
+        return _name(checkpoint_of(loaded.path))
+    return ""
+
+
+def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float | None) -> Did:
     if first is None:
         return Did.ENDED
     # Only loads from the folder of the checkpoints count, because a job may load its initial weights from anywhere.
     here = f"{posixpath.dirname(damage.checkpoint)}/"
     loaded = next((load for load in reversed(whole_loads(loads)) if load.path.startswith(here)), None)
-    if loaded is not None and loaded.mono_s < damage.until_s and (
-        _touches(loaded.path, damage)
-        or any(deltas.builds(loaded.path, before, damage.checkpoint) for before in range(attempt.number))
-    ):  # fmt: skip
+    if loaded is not None and _touches(loaded.path, damage) and loaded.mono_s < damage.until_s:
         return Did.LOADED
     if attempt.base is None:
         return Did.UNKNOWN

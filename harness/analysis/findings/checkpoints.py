@@ -129,8 +129,9 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
     for one in back:
         harmful = one.did is Did.LOADED and one.damage.contents
         if harmful and not _was_mended(one.damage, one.attempt, twins, ours):
+            loaded = f"{one.upon}, which builds upon {_of_step(one.damage)}" if one.upon else _of_step(one.damage)
             found = failed(
-                f"the job resumed from damaged data: attempt {one.attempt.number} loaded {_of_step(one.damage)}, in "
+                f"the job resumed from damaged data: attempt {one.attempt.number} loaded {loaded}, in "
                 f"which {one.damage.words}, and did not notice",
                 None if one.damage.step is None else First(What.LOADED, one.damage.step),
                 step=one.damage.step, fault=one.damage.fault,

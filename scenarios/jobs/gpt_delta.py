@@ -18,7 +18,7 @@ from fault_tolerance import Checkpoints, Rng, digest, log, sync
 from gpt_ddp import replicate
 from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 FULL_EVERY = 5
 
@@ -113,9 +113,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 def changed(old: Any, new: Any) -> Any:
     """Which bits of each float32 tensor differ; everything else as it is in `new`. Done again, it gives `new` back."""
-    before, (after, tree) = tree_flatten(old)[0], tree_flatten(new)
-    pairs = zip(before, after, strict=True) if len(before) == len(after) else ((None, one) for one in after)
-    return tree_unflatten([_bits(was, now) for was, now in pairs], tree)
+    before, (after, tree) = dict(tree_flatten_with_path(old)[0]), tree_flatten_with_path(new)
+    return tree_unflatten([_bits(before.get(path), now) for path, now in after], tree)
 
 
 def _bits(was: Any, now: Any) -> Any:

@@ -24,16 +24,19 @@ class Part:
 
     def __init__(self) -> None:
         self.weight, self.steps = torch.zeros(64), 0
+        self.was_loaded = False
 
     def step(self) -> None:
         self.steps += 1
         self.weight = torch.sin(self.weight + self.steps)
 
     def state_dict(self) -> dict[str, Any]:
+        if self.was_loaded:  # like an optimizer, whose state then has another order, and more in it
+            return {"more": torch.ones(64), "steps": self.steps, "weight": self.weight}
         return {"weight": self.weight, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weight, self.steps = state["weight"], state["steps"]
+        self.weight, self.steps, self.was_loaded = state["weight"], state["steps"], True
 
 
 @pytest.fixture
@@ -66,6 +69,14 @@ def test_a_chain_gives_back_what_was_saved(module: Any, tmp_path: Path) -> None:
     assert (again.steps, torch.equal(again.weight, part.weight)) == (8, True)
     trained(module, tmp_path, 11)
     assert [base_of(tmp_path, step) for step in (9, 10, 11)] == ["step-8", "step-9", None]
+    straight = trained(module, tmp_path / "straight", 11)
+    last = trained(module, tmp_path, 11)
+    assert (last.steps, torch.equal(last.weight, straight.weight)) == (11, True)
+    deltas = [
+        torch.load(folder / "step-9" / "rank-0.pt")["state"]["part"]["weight"]
+        for folder in (tmp_path, tmp_path / "straight")
+    ]
+    assert torch.equal(*deltas)  # the first after the restart holds the same changes
     assert not (tmp_path / "step-5").exists()  # two that hold everything are kept, with what builds upon them
 
 

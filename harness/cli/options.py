@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -68,7 +69,9 @@ class RunFolder(_PathType):
         path = Path(str(value))
         if path.name != LATEST or path.exists():
             return path
-        return latest(outs_of(Path.cwd()) if str(path) == LATEST else (path.parent,))
+        found = latest(outs_of(Path.cwd()) if str(path) == LATEST else (path.parent,))
+        click.echo(f"{path}: {_described(found)}", err=True)
+        return found
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         named = [CompletionItem(LATEST)] if LATEST.startswith(incomplete) else []
@@ -88,6 +91,16 @@ class Ranks(_RanksType):
         if not all(ranks_in(part) for part in str(value).split(",")):
             self.fail(f"'{value}' has a range without ranks; write the smaller rank first, as 0-3", param, ctx)
         return ranks_in(str(value))
+
+
+def _described(run: Path) -> str:
+    """The run directory, with the scenario and the folder of its job, if these can be read: runs of several jobs may
+    have the same scenario's name."""
+    try:
+        plan = json.loads((run / "plan.json").read_bytes())
+        return f"{run.absolute()} ({plan['scenario']}, job in {plan['job']['cwd']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return str(run.absolute())
 
 
 def latest(outs: Sequence[Path] = (RUNS,)) -> Path:

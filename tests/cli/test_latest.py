@@ -94,3 +94,14 @@ def test_a_run_is_told_and_compared(runs: Path) -> None:
     assert CliRunner().invoke(cli, ["compare", "latest", "latest"], catch_exceptions=False).exit_code in (0, 2)
     completed = ShellComplete(cli, {}, "torchaos", "_C").get_completions(["explain"], "la")
     assert "latest" in [one.value for one in completed]
+
+
+def test_it_says_which_run_it_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest run may be of another job with the same scenario's name; the line is no part of the output."""
+    (runs / "b" / "plan.json").write_text('{"scenario": "kill-rank", "job": {"cwd": "/other/job"}}')
+    os.utime(runs / "b" / "plan.json", (3, 3))
+    assert RunFolder()("latest").absolute() == runs / "b"
+    assert capsys.readouterr() == ("", f"latest: {runs / 'b'} (kill-rank, job in /other/job)\n")
+    (runs / "b" / "plan.json").write_text("{")
+    RunFolder()("torchaos-runs/latest")
+    assert capsys.readouterr().err == f"torchaos-runs/latest: {runs / 'b'}\n"

@@ -530,6 +530,7 @@ def test_kept_twins_of_a_noisy_job_are_used_again(
         (After(checkpoints=1), "comes after a checkpoint, and the job saves none"),
         (After(checkpoints=2), "comes after 2 checkpoints, and the job saves none"),
         (Moment(0, 7, Phase.BACKWARD), ""),
+        (Moment(0, 7, Phase.BACKWARD, attempt=0), ""),
         (After(5.0), ""),
     ],
 )
@@ -563,3 +564,13 @@ def test_a_second_twin_says_why_it_is_made(trainer: Any, tmp_path: Path, monkeyp
     result = scenario_run()
     assert told == [[], [], ["the run differs from its twin: a second twin shows whether that is noise"]]
     assert not any("second twin" in note for note in result.notes)
+
+
+def test_an_attempt_that_the_twin_never_had(trainer: Any) -> None:
+    """Only another fault can restart the job; then the attempt may come."""
+    kill = PlannedFault("kill", "process.kill", "rank", Target((0,)), Moment(0, 7, None), {}, "", "")
+    later = replace(kill, id="again", trigger=Moment(0, 9, None, attempt=1))
+    plan, twin = plan_of("train"), trainer().record()
+    said = unreached(replace(plan, faults=(later,)), twin)[0]
+    assert said.startswith("again comes in attempt 1, and the job makes only attempt 0, as its twin did; add a fault")
+    assert unreached(replace(plan, faults=(kill, later)), twin) == {}

@@ -290,6 +290,9 @@ def check_reached(plan: Plan, twin: Record, places: Sequence[str]) -> None:
 def _never_comes(fault: PlannedFault, plan: Plan, twin: Record) -> str:
     """Why the moment of the only fault does not come, as a clause. Empty if it may come."""
     when = fault.trigger
+    if isinstance(when, Moment) and when.attempt:
+        told = f"comes in attempt {when.attempt}, and the job makes only attempt 0, as its twin did"
+        return f"{told}; add a fault that restarts it, or write attempt: 0"
     saved = Kind.SAVE_BEGIN in {event.kind for event in twin.beside_steps}
     if "checkpoints" not in twin.plan.hooks:
         return ""  # nobody looked

@@ -27,12 +27,13 @@ from ..agent import Agent
 from .collective_calls import Call
 from .stamp_writer import Stamping
 
-# Modules that hold `init_process_group` under their own name when torch is imported.
+# Modules that hold these functions under their own names when torch is imported.
 _HOLDERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
 
 class GroupHook:
-    """Reports that this rank has joined the default process group, and how long that took."""
+    """Reports that this rank has joined the default process group, and how long that took. When the job leaves it, its
+    last step may not have been seen yet, and its model may be gone when the process ends."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -52,10 +53,18 @@ class GroupHook:
                 self._report(time.monotonic() - since_s)
             return result
 
-        for name in _HOLDERS:
-            holder = sys.modules.get(name)
-            if getattr(holder, "init_process_group", None) is original:
-                vars(holder)["init_process_group"] = init_process_group
+        leave = module.destroy_process_group
+
+        @functools.wraps(leave)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            if self._agent.on and self._agent.changed is not None:
+                self._agent.changed(True)
+            return leave(*args, **kwargs)
+
+        for holder in filter(None, map(sys.modules.get, _HOLDERS)):
+            for old, new in ((original, init_process_group), (leave, destroy_process_group)):
+                if getattr(holder, new.__name__, None) is old:
+                    setattr(holder, new.__name__, new)
 
     def _joined(self, blocked_s: float) -> None:
         self._agent.emit(Kind.GROUP_JOINED, {"blocked_s": round(blocked_s, 6)})

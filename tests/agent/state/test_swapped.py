@@ -119,6 +119,16 @@ def test_the_last_state_of_a_model_that_is_gone(rank: Any) -> None:
     assert _states(ran) == expected
 
 
+def test_the_last_state_of_a_rank_that_saves_nothing(rank: Any) -> None:
+    """It is seen when the job leaves the process group, before its model is gone."""
+    expected = _expected(rank, "Plain()")
+    group = '"gloo", store=dist.HashStore(), rank=0, world_size=1'
+    join = f"import torch.distributed as dist\ndist.init_process_group({group})"
+    gone = "\ndist.destroy_process_group()\ndel model, params, average, opt, loss, p"
+    text = join + JOB.replace("OPTIMIZER", "Plain()").replace("BETWEEN", "pass") + gone
+    assert _states(rank.run(text, hooks=HOOKS)) == expected
+
+
 def test_what_was_loaded_is_not_the_state_after_the_step_before(rank: Any) -> None:
     """It is that with which the load began."""
     between = """

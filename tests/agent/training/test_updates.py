@@ -180,7 +180,8 @@ def step(loss):
     assert [event.step for event in kept] == [1, 2, 3, 4, 5, 6]
     assert set(kept[0].data["parameters"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert set(kept[0].data["moments"]) == {f"{name}/m" for name in kept[0].data["parameters"]}
-    assert all(step["parameters"] and step["norm"] for step in ran.steps)
+    assert all(step["norm"] for step in ran.steps)
+    assert [event.step for event in ran.of("loss") if event.data["parameters"]] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_fault_lands_in_its_step(rank: Any) -> None:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,19 +35,17 @@ from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.launcher_resume import LauncherResume
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.recorded_run import Recorded
+from torchaos.harness.crash_explorer.resume_chain import ResumeChain
 from torchaos.harness.crash_explorer.resume_outcomes import (
     SHOWN,
     Class,
     Outcome,
     each_kind_first,
-    failed_at_once,
-    failure,
     is_suspected,
     may_pay,
-    with_proof,
 )
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
-from torchaos.harness.crash_explorer.reuse import LIKE, ReusedResumes
+from torchaos.harness.crash_explorer.reuse import LIKE
 from torchaos.harness.crash_explorer.s3_store import Served
 from torchaos.harness.crash_explorer.selection import Choice, chosen, nodes_of, state_named
 from torchaos.harness.crash_explorer.warm_resumes import WarmResumes
@@ -168,28 +167,24 @@ class Exploration:
         self.plan, self.home, self.limits = plan, home, limits
         self._reproduce, self._tell, self._told = reproduce, tell, told
         self._recorded = recorded or Recorded(plan, home, tell)
-        self._cold: LauncherResume | None = None
-        self._warm: WarmResumes | None = None
+        self._chain: ResumeChain | None = None
         self._stopped = ""
-        self._notes: list[str] = []
         self._began_s = time.monotonic()
 
     @property
     def left(self) -> list[str]:
         """Sentences about changes that could not be undone."""
-        return [*self._recorded.left, *(self._cold.left if self._cold else ())]
+        return [*self._recorded.left, *(self._chain.left if self._chain else ())]
 
     def stop(self, reason: str) -> None:
         self._stopped = reason
-        for part in (self._recorded, self._cold, self._warm):
-            if part:
-                part.stop(reason)
+        for part in filter(None, (self._recorded, self._chain)):
+            part.stop(reason)
 
     def hurry(self, reason: str) -> None:
-        self.stop(reason)
-        for part in (self._recorded, self._cold):
-            if part:
-                part.hurry(reason)
+        self._stopped = reason
+        for part in filter(None, (self._recorded, self._chain)):
+            part.hurry(reason)
 
     def __call__(self) -> Explored | None:
         """Explores, or continues an exploration. None if it was stopped before the run was recorded. Raises ChaosError
@@ -212,73 +207,38 @@ class Exploration:
         if limits.damage:
             choice = with_damage(choice, limits.damage, checkpoints_in(plan, self._recorded.now))
         self._tell(choice.in_words)
-        self._cold = LauncherResume(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
-        self._reused = ReusedResumes(trials, self.home, choice.states)
         done = read_outcomes(self.home)
-        right = (one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT)
-        if limits.warm:
-            self._warm = WarmResumes(trials, self._cold, limits.beyond, self.home, next(right, None))
+        launcher = LauncherResume(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
+        right = next((one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT), None)
+        forks = WarmResumes(trials, launcher, limits.beyond, self.home, right) if limits.warm else None
+        chain = self._chain = ResumeChain(trials, launcher, forks, self.home, choice.states, done)
         try:
-            unfinished = self._try_all(trials, choice.states, done)
+            unfinished = self._try_all(trials, chain, choice.states, done)
         finally:
-            if self._warm:
-                self._warm.close()
-            self._reused.close()
-            trials.close()
+            chain.close()
         seconds = recording.ended_s - recording.began_s
-        warm = self._warm.in_words if self._warm else "by the job's own launcher"
         outcomes = tuple(done[_key(state)] for state in choice.states if _key(state) in done)
         about = trials.recorded.artifacts.get("environment", {})
         return Explored(
-            outcomes, choice, recording, seconds, warm, unfinished, tuple(self._notes), shlex.join(self._reproduce),
-            {name: str(about.get(name, "")) for name in ("torchaos", "torch", "python")},
+            outcomes, choice, recording, seconds, chain.in_words, unfinished, _notes(chain, tuple(done.values())),
+            shlex.join(self._reproduce), {name: str(about.get(name, "")) for name in ("torchaos", "torch", "python")},
         )  # fmt: skip
 
-    def _try_all(self, trials: ResumeRuns, states: Sequence[State], done: dict[tuple[str, str], Outcome]) -> str:
-        """Tries the states. Returns why some were not tried, or some failures not confirmed; empty if all were. A
-        failure of forked ranks is confirmed if a cold start fails too. Cold starts take much longer, so most come after
-        all forked resumes. Only the first failure of each class, and failures that may stand for many states, get a
-        cold start at once. Failures that a cold start of another state has already shown come last."""
-        by_key = {_key(state): (number, state) for number, state in enumerate(states, 1)}
-        asked: set[Class] = {one.kind for one in done.values() if not is_suspected(one)}  # classes with a cold start
-        try:
-            for key, (number, state) in by_key.items():
-                if key in done:
-                    continue
-                if why := self._over:
-                    return why
-                found = self._reused.of(state, done, self._fork if self._warm else None) or self._forked(state)
-                found = found and with_proof(found, done.values())
-                doubted = found is not None and is_suspected(found)
-                at_once = found is None or (doubted and (found.kind not in asked or may_pay(found, done.values())))
-                asked |= {found.kind} if found and doubted else set()
-                if not self._stopped and at_once:
-                    found = self._by_launcher(trials, state, found, done.values())
-                if found:
-                    self._note(found, number, len(states), done)
-            for suspected in each_kind_first([done[key] for key in by_key if is_suspected(done[key])], asked):
-                if why := self._over:
-                    return why
-                number, state = by_key[_key(suspected)]
-                found = with_proof(suspected, done.values())
-                if is_suspected(found):
-                    found = self._reused.of(state, done, self._fork if self._warm else None) or suspected
-                if is_suspected(found):
-                    found = self._by_launcher(trials, state, suspected, done.values())
-                self._note(found, number, len(states), done)
-            for found in [done[key] for key in by_key if done[key].shown_by]:
-                if self._over:  # they have an outcome already
-                    break
-                number, state = by_key[_key(found)]
-                again = self._by_launcher(trials, state, replace(found, shown_by=""), done.values())
-                self._note(again, number, len(states), done)
-            return self._stopped
-        finally:
-            if many_shown := sum(bool(outcome.shown_by) for outcome in done.values()):
-                self._notes.append(f"{many_shown} {SHOWN}")
-            if alike := sum(bool(outcome.like) for outcome in done.values()):
-                self._notes.append(f"{counted(alike, 'state', 'was/were')} not resumed: {LIKE}")
-            self._notes += [self._reused.doubt] if self._reused.doubt else []
+    def _try_all(
+        self, trials: ResumeRuns, chain: ResumeChain, states: Sequence[State], done: dict[tuple[str, str], Outcome]
+    ) -> str:
+        """Tries the states. Returns why some were not tried, or some failures not confirmed; empty if all were."""
+        numbers = {_key(state): number for number, state in enumerate(states, 1)}
+        for state, attempt in _in_turn(chain, states, done):
+            if why := self._over:
+                known = done.get(_key(state))
+                return self._stopped if known and not is_suspected(known) else why
+            found = attempt()
+            if found and not found.warm and not found.like and not self._stopped:
+                found = self._kept(trials, state, found, done.values())
+            if found:
+                self._note(found, numbers[_key(state)], len(states), done)
+        return self._stopped
 
     @property
     def _over(self) -> str:
@@ -295,52 +255,6 @@ class Exploration:
             done[_key(outcome)] = outcome
             _append(self.home, outcome)
             self._told(outcome, number, of)
-
-    def _by_launcher(
-        self, trials: ResumeRuns, state: State, suspected: Outcome | None, before: Iterable[Outcome]
-    ) -> Outcome:  # fmt: skip
-        """The outcome of a cold start. `suspected`: the outcome of forked ranks, which had failed. If the launcher has
-        shown the same failure before, new interpreters are enough, as long as they show it too."""
-        assert self._cold
-        again = suspected is None or suspected.mended is not False
-        known = suspected and any(not one.warm and failure(one) == failure(suspected) for one in before)
-        started = self._warm.anew(state, again, self._reused.every) if known and self._warm else None
-        if started and suspected and self._warm and failure(started[0]) == failure(suspected):
-            (found, run), questions = started, self._warm.questions
-        elif self._stopped and suspected:
-            return suspected
-        else:
-            (found, run), questions = self._cold(state, again, self._reused.every), self._cold.questions
-        if self._stopped:
-            return found
-        same = suspected is None or failure(suspected) == failure(found)
-        if questions:
-            at_once = failed_at_once(run)
-            if not at_once and same:
-                self._reused.learn(state, questions, found, run)
-            elif at_once and (found.mended is False if suspected is None else same):
-                self._reused.learn_failure(state, questions)  # a failure that came once may be chance
-        if suspected is not None and suspected.kind is not found.kind:
-            self._notes.append(
-                f"{state.name}: forked ranks gave '{suspected.kind.value}' ({suspected.reason}), and a cold start "
-                f"'{found.kind.value}', which counts"
-            )
-        elif suspected is not None:
-            mended = suspected.mended if found.mended is None else found.mended
-            found = replace(found, mended=mended, printed=suspected.printed if same else "")
-        return self._kept(trials, state, found, before)
-
-    def _fork(self, state: State) -> tuple[Outcome, Record] | None:
-        """A resume by forked ranks. None if ranks can't be forked."""
-        found = self._warm(state) if self._warm else None
-        return (found, self._warm.record) if found and self._warm and self._warm.record else None
-
-    def _forked(self, state: State) -> Outcome | None:
-        """The outcome of a resume by forked ranks, which may then stand for other states."""
-        found = self._warm(state, self._reused.tracers) if self._warm else None
-        if found and not self._stopped and self._warm and self._warm.questions and self._warm.record:
-            self._reused.learn(state, self._warm.questions, found, self._warm.record)
-        return found
 
     def _kept(self, trials: ResumeRuns, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
         """Keeps the run directory of a failed resume, if few of its class are kept already. Returns the outcome with
@@ -364,6 +278,44 @@ class Exploration:
         times = [event.mono_s for event in recorded.events if event.rank is not None or event.kind is Kind.JOB_STARTED]
         longest = max((after - before for before, after in pairwise(times)), default=0.0)
         return _LEAST_PATIENCE_S + _PATIENCE * longest
+
+
+def _in_turn(
+    chain: ResumeChain, states: Sequence[State], done: Mapping[tuple[str, str], Outcome]
+) -> Iterator[tuple[State, Callable[[], Outcome | None]]]:
+    """The states in the order in which they are tried, with what to try; some come again. A failure of forked ranks is
+    confirmed if a cold start fails too. Cold starts take much longer, so most come after all forked resumes. Only the
+    first failure of each class, and failures that may stand for many states, get a cold start at once. Failures that a
+    cold start of another state has already shown come last."""
+    by_key = {_key(state): state for state in states}
+    asked = {one.kind for one in done.values() if not is_suspected(one)}  # classes with a cold start
+
+    def first_time(state: State) -> Outcome | None:
+        found = chain.quick(state)
+        if found and not is_suspected(found):
+            return found
+        if found and found.kind in asked and not may_pay(found, done.values()):
+            return found
+        asked.update([found.kind] if found else [])
+        return chain.started(state, found)
+
+    yield from ((state, partial(first_time, state)) for key, state in by_key.items() if key not in done)
+    tried = [done[key] for key in by_key if key in done]
+    for found in each_kind_first([one for one in tried if is_suspected(one)], asked):
+        state = by_key[_key(found)]
+        yield state, partial(chain.confirmed, state, found)
+    for found in [done[key] for key in by_key if key in done and done[key].shown_by]:
+        state = by_key[_key(found)]
+        yield state, partial(chain.started, state, replace(found, shown_by=""))
+
+
+def _notes(chain: ResumeChain, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    notes = list(chain.notes)
+    if many_shown := sum(bool(outcome.shown_by) for outcome in outcomes):
+        notes.append(f"{many_shown} {SHOWN}")
+    if alike := sum(bool(outcome.like) for outcome in outcomes):
+        notes.append(f"{counted(alike, 'state', 'was/were')} not resumed: {LIKE}")
+    return (*notes, chain.doubt) if chain.doubt else tuple(notes)
 
 
 def _key(one: State | Outcome) -> tuple[str, str]:

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
-from torchaos.harness.crash_explorer.resume_outcomes import Outcome
-from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.read_trace import ReadTracers
+from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import Plan
-from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.run import Run, Stoppable
 
 _LIFE = frozenset({  # events that show that a rank is alive, or is started again
@@ -86,32 +85,24 @@ class LauncherResume(Stoppable):
         super().__init__()
         self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
         self._reproduce = list(reproduce)
-        self.questions: ReadSet | None = None  # of the last resume; None: not known
         self.on_event: Callable[[Event], None] = lambda event: None
 
-    def __call__(self, state: State, again: bool = True, tracers: ReadTracers | None = None) -> tuple[Outcome, Record]:
+    def __call__(self, state: State, again: bool = True, tracers: ReadTracers | None = None) -> Resume:
         """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more.
         `tracers` note what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started or
         judged."""
-        began_s = time.monotonic()
-        folder = self._trials.stage(state)
         plan = self._trials.plan
-        watch = _Watch(StopRule(self._trials.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
-        watch.listen = self.on_event
         once = replace(plan, job=replace(plan.job, resubmit_times=0))
-        run = Run(plan if again else once, folder, self._reproduce, watch)
-        run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
-        watch.run = run
-        self.questions = None
-        traced = Traced(checkpoints_in(plan, folder), tracers)
-        with traced:
+
+        def carry_out(folder: RunDir) -> bool:
+            watch = _Watch(StopRule(self._trials.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
+            watch.listen = self.on_event
+            run = watch.run = Run(plan if again else once, folder, self._reproduce, watch)
+            run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
             self._carry_out(run)
-        self.left += traced.left
-        if traced.failed:  # and with it, perhaps, the job
-            return self(state, again)
-        outcome, record = self._trials.judge(state, watch.hung, time.monotonic() - began_s)
-        self.questions = traced.before_inventory(record)
-        return outcome, record
+            return watch.hung
+
+        return self._trials.resume(state, carry_out, tracers)
 
 
 class _Watch:

@@ -11,8 +11,8 @@ import re
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchaos.harness import registry
@@ -24,6 +24,7 @@ from torchaos.harness.checkpoints import inventory
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Operation, Recording
+from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
 from torchaos.harness.crash_explorer.recording_log import Stats, stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome, seen_in
 from torchaos.harness.crash_explorer.s3_store import date_objects
@@ -70,6 +71,15 @@ def checkpoints_in(plan: Plan, folder: RunDir) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class Resume:
+    """One resume from a state. `reads`: what the job asked of its checkpoint folder; None: not known."""
+
+    outcome: Outcome
+    record: Record
+    reads: ReadSet | None = None
+
+
 class ResumeRuns:
     """The recorded run, its twins, and the folder in which the job always runs."""
 
@@ -84,6 +94,7 @@ class ResumeRuns:
         self.imported = recorded.imported  # a file; an exploration of an older version lacks it
         self.staged_s = (0.0, 0.0)  # when the last state was put on disk: CLOCK_MONOTONIC, and since the epoch
         self.staged: Stats = {}  # its files
+        self.left: list[str] = []  # mounts that could not be removed, one sentence each
         self._last: tuple[Record, Sequence[Record], Result]  # the record, twins and result of the last resume
         self._manifests = saves_of(recorded.agent_plan.parent / MANIFESTS, self.recorded)
         job = replace(plan.job, resubmit_times=1, resubmit_delay_s=0.0)  # a second start may succeed
@@ -164,7 +175,25 @@ class ResumeRuns:
         below the file system that may cover the folder, so this is no question of the job."""
         return stats_of(Path(f"/proc/self/fd/{self._root}")) == self.staged
 
-    def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:
+    def resume(
+        self, state: State, carry_out: Callable[[RunDir], bool], tracers: ReadTracers | None, warm: bool = False
+    ) -> Resume:  # fmt: skip
+        """Stages the state, has the job resumed, and judges the resume. `carry_out` returns whether the job hangs.
+        `tracers` note what the job asks of the checkpoint folder."""
+        began_s = time.monotonic()
+        folder = self.stage(state)
+        traced = Traced(checkpoints_in(self.plan, folder), tracers)
+        with traced:
+            hung = carry_out(folder)
+        self.left += traced.left
+        if traced.failed:  # and with it, perhaps, the job
+            return self.resume(state, carry_out, None, warm)
+        if warm:
+            self.take_inventory()  # now, because reading is slow while questions are noted
+        made = self.judge(state, hung, time.monotonic() - began_s, warm)
+        return replace(made, reads=traced.before_inventory(made.record))
+
+    def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> Resume:
         """The outcome of the resume that is in the folder. Raises ChaosError if it can't be read."""
         run, twins = cut_together(Record.load(self.now), self.twins, self.plan.job.world_size)
         run = synthetic_crash.less_missed_death(run)
@@ -179,7 +208,7 @@ class ResumeRuns:
             seen.lost_steps, seen.from_step, seen.mended, warm, round(seconds, 3), state.operations,
             str(last) if last else "", state.moments,
         )  # fmt: skip
-        return outcome, run
+        return Resume(outcome, run)
 
     def keep(self, to: Path) -> None:
         """Moves the run directory of the last resume to `to`, with its twins, so that `torchaos judge`, `explain` and

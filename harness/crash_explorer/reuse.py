@@ -19,11 +19,10 @@ from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers
 from torchaos.harness.crash_explorer.recording_log import stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
-from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns, checkpoints_in
 from torchaos.harness.crash_explorer.warm_resumes import Shown, difference
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.protocol.manifest import FOLDER as MANIFESTS
-from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 
 _MOST_BYTES = 2 << 30  # of new checkpoints that are kept, of all resumes
@@ -70,10 +69,9 @@ class ResumeCache:
         until = 1 << 60 if ended else found.died_at_step
         self._known.append(Resumed(state, questions, not found.warm, until, trials.staged_s, folder, gone))
 
-    def of(self, state: State) -> tuple[Outcome, Record] | None:
-        """The outcome of the state and the record behind it, by a resume from a state that looks the same to the job.
-        None if there is no such resume, or none that went on for long enough. `warm` of the outcome says how this other
-        resume was started."""
+    def of(self, state: State) -> Resume | None:
+        """The resume of the state by that of a state that looks the same to the job. None if there is no such resume,
+        or none that went on for long enough. `warm` of the outcome says how this other resume was started."""
         died_at = self._trials.died_at(state)
         same = [one for one in self._known if died_at <= one.until and one.questions.same(one.state.tree, state.tree)]
         one = max(same, key=lambda each: each.cold, default=None)
@@ -82,7 +80,7 @@ class ResumeCache:
     def close(self) -> None:
         shutil.rmtree(self._home, ignore_errors=True)
 
-    def _put_on(self, state: State, one: Resumed) -> tuple[Outcome, Record]:
+    def _put_on(self, state: State, one: Resumed) -> Resume:
         trials = self._trials
         trials.stage(state, one.staged_s[0])
         root = checkpoints_in(trials.plan, trials.now)
@@ -104,8 +102,8 @@ class ResumeCache:
             for path in _files(one.folder / name):
                 _put(path, trials.now.root / name / path.name)
         self._take_inventory(state, one, {path.relative_to(files).as_posix() for path in own_files})
-        found, record = trials.judge(state, False, 0.0, warm=not one.cold)
-        return replace(found, like=one.state.name), record
+        made = trials.judge(state, False, 0.0, warm=not one.cold)
+        return replace(made, outcome=replace(made.outcome, like=one.state.name))
 
     def _take_inventory(self, state: State, one: Resumed, put: Collection[str]) -> None:
         """Reads the checkpoints that are in the folder now. If the same resume has left the same files on another
@@ -199,8 +197,6 @@ LIKE = (
 )
 _FIRST = 3  # resumes whose questions are noted in any case; later, only if this has saved resumes
 
-Resume = Callable[[State], tuple[Outcome, Record] | None]
-
 
 class ReusedResumes:
     """What is known of the resumes so far, and the states for which they stand."""
@@ -219,17 +215,22 @@ class ReusedResumes:
         takes time, and saved no resumes so far."""
         return self.every if self._resumes and self._kept <= _FIRST + self._skipped else None
 
-    def learn(self, state: State, questions: ReadSet, found: Outcome, run: Record) -> None:
-        """Keeps a resume that trained. Its files must still be in the folder of resumes."""
+    def learn(self, state: State, made: Resume) -> None:
+        """Keeps a resume that trained, if its questions are known. Its files must still be in the folder of resumes."""
+        if made.reads is None:
+            return
         self._kept += 1
         if self._resumes:
-            self._resumes.learn(state, questions, found, run.exit_code == 0 and not run.stopped)
+            ended = made.record.exit_code == 0 and not made.record.stopped
+            self._resumes.learn(state, made.reads, made.outcome, ended)
 
     def learn_failure(self, state: State, questions: ReadSet) -> None:
         """Keeps what the job asked before it failed from this state, which must have failed twice."""
         self._failures.learn(state, questions)
 
-    def of(self, state: State, done: Mapping[tuple[str, str], Outcome], resume: Resume | None) -> Outcome | None:
+    def of(
+        self, state: State, done: Mapping[tuple[str, str], Outcome], resume: Callable[[State], Resume | None] | None
+    ) -> Outcome | None:
         """The outcome of the state by a resume from another state; None if there is none. The first such outcome is
         checked by `resume`; if it differs, no resume that trained stands for others from then on."""
         found = self._failures.of(state, self._trials.died_at, done)
@@ -237,17 +238,17 @@ class ReusedResumes:
             return found
         stood = self._resumes.of(state)
         if stood and resume and not self._skipped:
-            shown = Shown.of(stood[1])
+            shown = Shown.of(stood.record)
             real = resume(state)
             if real is None:
                 return None
-            self.doubt = _doubt(stood[0], shown, real[0], Shown.of(real[1]))
+            self.doubt = _doubt(stood.outcome, shown, real.outcome, Shown.of(real.record))
             if self.doubt:
                 self._resumes.close()
                 self._resumes = None
-                return real[0]
+                return real.outcome
         self._skipped += stood is not None
-        return stood[0] if stood else None
+        return stood.outcome if stood else None
 
     def close(self) -> None:
         self.every.close()

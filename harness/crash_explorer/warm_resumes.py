@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import Any
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.launcher_resume import LauncherResume, StopRule
-from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
-from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.read_trace import ReadTracers
+from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns
 from torchaos.harness.crash_explorer.synthetic_crash import RECORDED
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _COMPARED = ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step")  # of an Execution
@@ -31,8 +31,8 @@ _TRIES = 3  # states that are resumed cold at most, until one succeeds with whic
 
 
 class WarmResumes:
-    """Makes warm resumes, one after the other. A call with a state returns its outcome. Until a state was resumed both
-    ways, this is the outcome of a cold resume. None if ranks can't be forked."""
+    """Makes warm resumes, one after the other. Until a state was resumed both ways, a call with a state returns the
+    outcome of a cold resume. None if ranks can't be forked. `stop` may be called from a signal handler."""
 
     def __init__(
         self, trials: ResumeRuns, cold: LauncherResume, beyond: int, home: Path, right: State | None = None
@@ -50,9 +50,6 @@ class WarmResumes:
         self._checked, self._tries = False, 0
         self._stopped = False
         self._current: ForkedResume | None = None
-        self.seconds: list[float] = []  # of each warm resume
-        self.questions: ReadSet | None = None  # of the last call; None: not known
-        self.record: Record | None = None  # of the last warm resume
 
     @property
     def in_words(self) -> str:
@@ -64,7 +61,7 @@ class WarmResumes:
             "shown the same failure before, by new interpreters"
         )
 
-    def stop(self, reason: str) -> None:
+    def stop(self) -> None:
         self._stopped = True
         if self._current:
             self._current.stop()
@@ -74,65 +71,64 @@ class WarmResumes:
             self._parent.close()
             self._parent = None
 
-    def __call__(self, state: State, tracers: ReadTracers | None = None) -> Outcome | None:
+    def __call__(self, state: State, tracers: ReadTracers | None = None) -> Resume | None:
         """`tracers`: as for a cold resume."""
-        self.questions = None
         if not self._off and not self._checked:
             try:
-                outcome = self._check(self._right or state)
+                made = self._check(self._right or state)
                 if not self._right:
-                    return outcome
+                    return made
             except (ChaosError, OSError, ValueError) as error:
                 self._off = str(error)
         if self._off or self._stopped or not self._checked:
             return None
         try:
-            return self._resume(state, tracers)[0]
+            return self._resume(state, tracers)
         except ChaosError as error:  # for example, the parent died
             self._off = str(error)
             self.close()
             return None
 
-    def anew(self, state: State, again: bool, tracers: ReadTracers | None) -> tuple[Outcome, Record] | None:
+    def anew(self, state: State, again: bool, tracers: ReadTracers | None) -> Resume | None:
         """A resume by ranks that are new interpreters, without the job's launcher. `again`: ranks that fail are started
         once more. None if no ranks can be started."""
         if self._off or self._stopped or not self._checked:
             return None
         try:
-            outcome, record = self._resume(state, tracers, 2 if again else 1, anew=True)
+            made = self._resume(state, tracers, 2 if again else 1, anew=True)
         except ChaosError:
             return None
-        return replace(outcome, warm=False), record
+        return replace(made, outcome=replace(made.outcome, warm=False))
 
-    def _check(self, state: State) -> Outcome | None:
+    def _check(self, state: State) -> Resume | None:
         """Resumes a state cold and, if the outcome is right, also warm, and compares the two. Returns the outcome of
-        the cold resume."""
+        the cold resume, with the record of the last one."""
         commands: dict[int, RankCommand | str] = {}
         self._cold.on_event = lambda event: _note_rank(event, commands)
-        outcome, cold = self._cold(state)
+        cold = self._cold(state)
         self._cold.on_event = lambda event: None
         if self._stopped:
             return None
-        if outcome.kind is not Class.RIGHT:  # tries again with another state
+        if cold.outcome.kind is not Class.RIGHT:  # tries again with another state
             self._tries += 1
             why = f"none of the first {self._tries} states was resumed rightly, so there was nothing to compare with"
             self._off = why if self._tries == _TRIES else ""
-            return outcome
-        self._checked, shown = True, Shown.of(cold)
+            return cold
+        self._checked, shown = True, Shown.of(cold.record)
         if wrong := next((command for command in commands.values() if isinstance(command, str)), ""):
             self._off = wrong
-            return outcome
+            return cold
         self._ranks = {rank: command for rank, command in sorted(commands.items()) if isinstance(command, RankCommand)}
         if len(self._ranks) != self._trials.plan.job.world_size:
             self._off = f"{len(self._ranks)} of {self._trials.plan.job.world_size} ranks were seen"
-            return outcome
+            return cold
         self._parent = self._new_parent()
         if not self._learn(self._trials.imported):
             self._resume(state)  # from here on, the parent has imported what this resume imports
-        warm = self._resume(state)[1] if not self._off else None
+        warm = self._resume(state) if not self._off else None
         if warm and not self._stopped:
-            self._off = difference(shown, Shown.of(warm))
-        return outcome
+            self._off = difference(shown, Shown.of(warm.record))
+        return replace(cold, record=warm.record) if warm else cold
 
     def _new_parent(self) -> ForkServer:
         return ForkServer(self._ranks[0], self._run_id, self._home / "warm.log")
@@ -169,36 +165,34 @@ class WarmResumes:
 
     def _resume(
         self, state: State, tracers: ReadTracers | None = None, starts: int = 2, anew: bool = False
-    ) -> tuple[Outcome, Record]:  # fmt: skip
+    ) -> Resume:  # fmt: skip
         """Resumes by forked ranks, or by new interpreters. Raises ChaosError if the parent is gone."""
         assert self._parent
-        began_s = time.monotonic()
-        folder = self._trials.stage(state)
-        self._trials.agent_plan(self._run_id, *(() if anew else ("imported",))).write(folder.agent_plan)
-        goal = StopRule(self._trials.died_at(state), self._beyond, len(self._ranks))
-        ranks, died_in = list(self._ranks.values()), self._trials.died_in
-        run = ForkedResume(
-            self._parent, ranks, self._run_id, folder, goal, self._cold.patience_s, died_in, starts, anew
-        )
-        self._current = run
-        if self._stopped:
-            run.stop()
-        traced = Traced(checkpoints_in(self._trials.plan, folder), tracers)
-        with traced:
-            hung = run(self._trials.is_untouched)
-            untouched = self._trials.is_untouched()
-        self._cold.left += traced.left
-        if traced.failed:  # and with it, perhaps, the job
-            return self._resume(state, None, starts, anew)
-        self._trials.take_inventory()  # now, because reading is slow while questions are noted
-        self._learn(folder.imported)
-        outcome, record = self._trials.judge(state, hung, time.monotonic() - began_s, warm=True)
-        if outcome.kind is Class.WONT_START and outcome.from_step is None:
-            mended = False if untouched and outcome.mended is None else outcome.mended
-            outcome = replace(outcome, mended=mended, printed=digest_of((folder.logs / "job-0.log").read_text()))
-        self.seconds.append(time.monotonic() - began_s)
-        self.questions, self.record = traced.before_inventory(record), record
-        return outcome, record
+        parent, trials = self._parent, self._trials
+        untouched = False
+
+        def carry_out(folder: RunDir) -> bool:
+            nonlocal untouched
+            trials.agent_plan(self._run_id, *(() if anew else ("imported",))).write(folder.agent_plan)
+            goal = StopRule(trials.died_at(state), self._beyond, len(self._ranks))
+            run = self._current = ForkedResume(
+                parent, list(self._ranks.values()), self._run_id, folder, goal, self._cold.patience_s, trials.died_in,
+                starts, anew,
+            )  # fmt: skip
+            if self._stopped:
+                run.stop()
+            hung = run(trials.is_untouched)
+            untouched = trials.is_untouched()
+            return hung
+
+        made = trials.resume(state, carry_out, tracers, warm=True)
+        self._learn(trials.now.imported)
+        outcome = made.outcome
+        if outcome.kind is not Class.WONT_START or outcome.from_step is not None:
+            return made
+        mended = False if untouched and outcome.mended is None else outcome.mended
+        printed = digest_of((trials.now.logs / "job-0.log").read_text())
+        return replace(made, outcome=replace(outcome, mended=mended, printed=printed))
 
 
 def digest_of(printed: str) -> str:

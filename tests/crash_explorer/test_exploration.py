@@ -12,27 +12,34 @@ from explorations import choice, outcome_of, saves
 from resumes import recorded
 
 from torchaos.harness.crash_explorer import exploration as module
+from torchaos.harness.crash_explorer import resume_chain
 from torchaos.harness.crash_explorer.exploration import Exploration, Limits, read_outcomes
 from torchaos.harness.crash_explorer.exploration_summary import Explored
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.read_trace import ReadSet
 from torchaos.harness.crash_explorer.recording_log import Query
-from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_runs import Resume
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
 
 Explore = Callable[..., tuple[Explored, list[str]]]
 
 
+def _resume(outcome: Outcome, reads: ReadSet | None = None) -> Resume:
+    record: Any = None
+    return Resume(outcome, record, reads)
+
+
 class Forks:
     """Stands for resumes by ranks without the launcher."""
 
     in_words = ""
-    questions = record = None
 
     def __init__(self, *_words: Any) -> None: ...
+    def __call__(self, _state: State, _tracers: object = None) -> Any: ...
     def anew(self, _state: State, _again: bool, _tracers: object) -> Any: ...
-    def stop(self, _reason: str) -> None: ...
+    def stop(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -78,19 +85,17 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
         )
 
         class Cold(Recorded):
-            questions: ReadSet | None = None
-
             def __call__(self, state: State | None = None, again: bool = True, tracers: object = None) -> Any:
                 assert state
                 tried.append(state.name)
                 getattr(go, "log", []).append(f"cold {state.name}")
                 if len(tried) == stop_after:
                     found.stop("SIGINT")
-                kind, self.questions = getattr(go, "cold", (Class.RIGHT, None))
-                return outcome_of(state, kind, "no"), None
+                kind, reads = getattr(go, "cold", (Class.RIGHT, None))
+                return _resume(outcome_of(state, kind, "no"), reads)
 
         monkeypatch.setattr(module, "LauncherResume", Cold)
-        monkeypatch.setattr(module, "failed_at_once", lambda _run: True)
+        monkeypatch.setattr(resume_chain, "failed_at_once", lambda _run: True)
         done = found()
         assert done
         return done, tried
@@ -112,6 +117,18 @@ def test_an_interrupted_exploration_goes_on(explore: Explore, tmp_path: Path) ->
     assert not second.unfinished
     assert [one.state for one in second.outcomes] == everything
     assert explore()[1] == []
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_signal_at_the_last_state_leaves_it_for_later(
+    explore: Explore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    """The last state is under way when the signal comes: it has no outcome, and is said to be left."""
+    monkeypatch.setattr(module, "WarmResumes", Forks)
+    everything = [state.name for state in choice(saves(tmp_path)).states]
+    found, tried = explore(stop_after=len(everything), warm=warm)
+    assert (tried, found.unfinished) == (everything, "SIGINT")
+    assert [outcome.state for outcome in found.outcomes] == everything[:-1]
 
 
 def test_forked_ranks_are_compared_with_a_state_that_is_right(
@@ -158,7 +175,7 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
         def __call__(self, state: State, _tracers: object = None) -> Any:
             kind = kinds[min(len(forked), 4) % 4]
             forked.append(state.name)
-            return replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True, from_step=5)
+            return _resume(replace(outcome_of(state, kind, f"in {len(forked)}"), warm=True, from_step=5))
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
     everything = [state.name for state in choice(saves(tmp_path)).states]
@@ -185,7 +202,7 @@ def test_one_state_of_each_class_is_confirmed_before_the_time_is_over(
     class Warm(Forks):
         def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
-            return replace(outcome_of(state, Class.WRONG, "no"), warm=True, from_step=5)
+            return _resume(replace(outcome_of(state, Class.WRONG, "no"), warm=True, from_step=5))
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
@@ -210,7 +227,7 @@ def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_sam
         def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
             kind = Class.WONT_START if "last.pt" in state.tree.files else Class.RIGHT
-            return replace(outcome_of(state, kind, "no"), warm=True)
+            return _resume(replace(outcome_of(state, kind, "no"), warm=True))
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
     states = choice(saves(tmp_path)).states
@@ -255,7 +272,7 @@ def test_cold_starts_that_stand_for_no_other_state_come_last(
     class Warm(Forks):
         def __call__(self, state: State, _tracers: object = None) -> Any:
             log.append(state.name)
-            return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
+            return _resume(replace(outcome_of(state, Class.WONT_START, "no"), warm=True))
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
@@ -284,12 +301,12 @@ def test_a_failure_that_the_launcher_has_shown_is_shown_again_by_new_interpreter
 
     class Warm(Forks):
         def __call__(self, state: State, _tracers: object = None) -> Any:
-            return replace(outcome_of(state, Class.WONT_START, "no"), warm=True)
+            return _resume(replace(outcome_of(state, Class.WONT_START, "no"), warm=True))
 
         def anew(self, state: State, again: bool, _tracers: object) -> Any:
             assert again
             started.append(state.name)
-            return outcome_of(state, Class.RIGHT if len(started) == 2 else Class.WONT_START, "no"), None
+            return _resume(outcome_of(state, Class.RIGHT if len(started) == 2 else Class.WONT_START, "no"))
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
     monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
@@ -316,7 +333,7 @@ def test_a_failure_with_words_that_a_cold_start_has_shown_is_started_cold_last(
         def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
             printed = "words" if same_words else state.name
-            return replace(outcome_of(state, Class.WONT_START, "no"), warm=True, printed=printed)
+            return _resume(replace(outcome_of(state, Class.WONT_START, "no"), warm=True, printed=printed))
 
     def over(_self: Exploration) -> str:
         return "" if has_time or len(forked) < len(everything) else "the time is over"

@@ -17,10 +17,9 @@ from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.read_trace import ReadSet
 from torchaos.harness.crash_explorer.recording_log import Query
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
-from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns, checkpoints_in
 from torchaos.harness.crash_explorer.reuse import ResumeCache, ReusedResumes
-from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 
 LOOKS = ReadSet(frozenset({(Query.KIND, "last.pt"), (Query.NAMES, "old")}))
@@ -48,8 +47,8 @@ class OnDisk(ResumeRuns):
         self.taken += 1
         (self.now.artifacts / "inventory.json").write_text(json.dumps({"problem": None, **self.files}))
 
-    def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> tuple[Outcome, Record]:
-        return replace(outcome_of(state), warm=warm, from_step=5), self.record
+    def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> Resume:
+        return Resume(replace(outcome_of(state), warm=warm, from_step=5), self.record)
 
     @property
     def files(self) -> dict[str, str]:
@@ -101,7 +100,7 @@ def test_what_a_resume_left_is_put_on_another_state(taken: tuple[ResumeCache, On
     root, staged_s = checkpoints_in(trials.plan, trials.now), trials.staged_s
     found = standing.of(_state(tmp_path, "two", last_pt="another torn file", extra="e"))
     assert found
-    assert (found[0].like, found[0].state, found[0].warm) == ("one", "two", True)
+    assert (found.outcome.like, found.outcome.state, found.outcome.warm) == ("one", "two", True)
     assert trials.files == {"old/part": "p", "last.pt": "saved", "new/part": "n", "extra": "e"}
     assert (root / "extra").stat().st_mtime <= staged_s[1]
     assert {path.name for path in trials.now.events.iterdir()} == {synthetic_crash.FILE, "rank0.jsonl"}
@@ -162,11 +161,11 @@ def test_the_first_state_is_resumed_all_the_same(tmp_path: Path, same: bool) -> 
     one = _state(tmp_path, "one", last_pt="torn")
     trials.stage(one)
     _resume(trials)
-    spared.learn(one, LOOKS, replace(outcome_of(one), died_at_step=7, from_step=5), run)
+    spared.learn(one, Resume(replace(outcome_of(one), died_at_step=7, from_step=5), run, LOOKS))
 
-    def resume(state: State) -> tuple[Outcome, Record]:
+    def resume(state: State) -> Resume:
         checked.append(state.name)
-        return replace(outcome_of(state), kind=Class.RIGHT, warm=True), run if same else other
+        return Resume(replace(outcome_of(state), kind=Class.RIGHT, warm=True), run if same else other)
 
     found = [spared.of(_state(tmp_path, name, last_pt=name), {}, resume) for name in ("two", "three")]
     assert checked == ["two"]

@@ -20,6 +20,7 @@ from torchaos.harness.crash_explorer import warm_resumes
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
 from torchaos.harness.crash_explorer.launcher_resume import StopRule
 from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.resume_runs import Resume
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import Event, Kind
@@ -296,17 +297,18 @@ def test_a_rank_that_is_no_python_is_refused() -> None:
 def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal during the comparison of the two ways ends the warm resume in the middle. Ranks can still be forked."""
     right: Any = SimpleNamespace(kind=Class.RIGHT)
+    nothing: Any = SimpleNamespace()
 
     class Cold:
         patience_s, on_event = 60.0, staticmethod(lambda event: None)
 
         def __call__(self, _state: object) -> object:
             self.on_event(Event(Kind.RANK_UP, "harness", 0, 0.0, 0.0, rank=0, data={"pid": os.getpid()}))
-            return right, None
+            return Resume(right, nothing)
 
     def resume(_state: object) -> object:
-        warm.stop("SIGINT")
-        return right, SimpleNamespace()
+        warm.stop()
+        return Resume(right, nothing)
 
     monkeypatch.setattr(
         warm_resumes, "ForkServer", lambda *_: SimpleNamespace(imports=lambda _names: ("", 0), close=lambda: None)
@@ -324,7 +326,9 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
     warm = warm_resumes.WarmResumes(trials, cold, 3, tmp_path)
     monkeypatch.setattr(warm, "_resume", resume)
     state: Any = None
-    assert warm(state) is right
+    found = warm(state)
+    assert found
+    assert found.outcome is right
     assert "could not be forked" not in warm.in_words
 
 

@@ -40,7 +40,7 @@ from torchaos.harness.analysis.replica_verdict import judged
 from torchaos.harness.analysis.timeout_advice import advice
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.host.processes import uncollected
-from torchaos.harness.interfaces import ChaosError, Finding, Need, Outcome, UsageError, What, inconclusive
+from torchaos.harness.interfaces import ChaosError, Finding, Harm, Need, Outcome, UsageError, What, inconclusive
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
@@ -51,6 +51,14 @@ from torchaos.harness.record.rundir import RunDir
 _OF_PARAMETERS = (What.LOSS, What.PARAMETERS, What.REPLICAS, What.SAVED, What.LOADED)  # consequences of the parameters
 _OF_THE_END = (What.ENDING, What.LAST, What.ABSENT, What.UNHIT)
 SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, for every set of assertions
+
+
+def harm_of(name: str) -> Harm:
+    """What it means for the job that the case of this assertion, or of a split brain, fails."""
+    if name == SPLIT_BRAIN:
+        return Harm.WRONG_RESULT
+    declared = registry.find("assertions", name).harm
+    return Harm(declared) if declared in list(Harm) else Harm.OTHER
 
 
 def judge(folder: RunDir) -> Result:

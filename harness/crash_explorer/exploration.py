@@ -178,13 +178,15 @@ class Exploration:
 
     def stop(self, reason: str) -> None:
         self._stopped = reason
-        for part in filter(None, (self._recorded, self._chain)):
-            part.stop(reason)
+        self._recorded.stop(reason)
+        if self._chain:
+            self._chain.stop(reason)
 
     def hurry(self, reason: str) -> None:
         self._stopped = reason
-        for part in filter(None, (self._recorded, self._chain)):
-            part.hurry(reason)
+        self._recorded.hurry(reason)
+        if self._chain:
+            self._chain.hurry(reason)
 
     def __call__(self) -> Explored | None:
         """Explores, or continues an exploration. None if it was stopped before the run was recorded. Raises ChaosError

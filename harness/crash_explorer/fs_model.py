@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -123,6 +123,8 @@ def _features(state: State) -> Iterator[Feature]:
 Cut = Mapping[int | None, int]  # how many operations each rank has done; None: processes of no rank
 ROOT = 0  # the folder itself
 SYNCS = (OperationKind.FSYNC, OperationKind.FDATASYNC, OperationKind.FSYNC_FOLDER)
+_REMOVALS = (OperationKind.UNLINK, OperationKind.RMDIR, OperationKind.RENAME)  # of an entry
+_NEW = {OperationKind.CREATE: "file", OperationKind.MKDIR: "folder", OperationKind.SYMLINK: "link:"}
 
 
 @dataclass(frozen=True)
@@ -304,56 +306,54 @@ class FilesystemModel:
         seen = [self._changed[at] for at in along if at in self._changed]
         if kind in (OperationKind.WRITE, OperationKind.TRUNCATE, OperationKind.CLOSE, *SYNCS) and by_handle is not None:
             there, seen = by_handle, []  # the operation names an open file, so names don't matter
-        entries: tuple[tuple[int, str, int | None], ...] = ()
-        extent, size, replaces = None, None, False
-        if kind in (OperationKind.CREATE, OperationKind.MKDIR, OperationKind.SYMLINK):
-            assert place is not None
-            if kind is OperationKind.CREATE and there is not None and self._kinds[there] == "file":
-                size = 0
-            else:
-                names = {
-                    OperationKind.CREATE: "file",
-                    OperationKind.MKDIR: "folder",
-                    OperationKind.SYMLINK: f"link:{operation.to}",
-                }
-                there = self._new(names[kind])
-                entries = ((*place, there),)
-        elif kind is OperationKind.PUT and operation.blob is not None:
-            there = self._new("file")
-            extents = (Extent(0, operation.size, operation.blob),) if operation.size else ()
-            self._first[there] = Content(operation.size, extents)
-            entries = ((ROOT, path, there),)
-        elif kind is OperationKind.UNLINK and self._stored:
-            entries = ((ROOT, path, None),)  # also if the object is not there: in another order it may be
-        elif kind in (OperationKind.UNLINK, OperationKind.RMDIR) and there is not None and place is not None:
+        if kind in _REMOVALS and there is not None and place is not None:
             seen += self._inside(there)
-            entries = ((*place, None),)
-        elif kind is OperationKind.RENAME and there is not None and place is not None:
-            to = self._place(operation.to or "")
-            seen += self._inside(there)
-            replaces = to in self._entries and self._kinds[there] == "file"
-            entries = ((*place, None), (*to, there)) if to != place else ()
-        elif kind is OperationKind.LINK and there is not None:
-            entries = ((*self._place(operation.to or ""), there),)
-        elif kind is OperationKind.WRITE and operation.blob is not None:
-            extent = Extent(operation.offset, operation.size, operation.blob)
-        elif kind is OperationKind.TRUNCATE:
-            size = operation.size
-        if operation.file is not None and there is not None:
-            self._files[operation.file] = there
-        if there is not None and (extent is not None or size is not None):
-            seen += self._overlapping(operation, there, extent)
-        if there in self._made:
-            seen.append(self._made[there])
-        needs = frozenset(other.number for other in seen if other.rank != operation.rank)
-        for folder, name, node in entries:
+        made = self._made_by(operation, place, there)
+        node = made.node
+        if operation.file is not None and node is not None:
+            self._files[operation.file] = node
+        if node is not None and (made.extent is not None or made.size is not None):
+            seen += self._overlapping(operation, node, made.extent)
+        if node in self._made:
+            seen.append(self._made[node])
+        for folder, name, entry in made.entries:
             self._changed[folder, name] = operation
-            if node is None:
+            if entry is None:
                 self._entries.pop((folder, name), None)
             else:
-                self._entries[folder, name] = node
-                self._made.setdefault(node, operation)
-        return Effect(operation, there, entries, extent, size, replaces, needs)
+                self._entries[folder, name] = entry
+                self._made.setdefault(entry, operation)
+        return replace(made, needs=frozenset(other.number for other in seen if other.rank != operation.rank))
+
+    def _made_by(self, operation: Operation, place: tuple[int, str] | None, there: int | None) -> Effect:
+        """The effect, without what it needs. `there`: the file or folder at `place`, or the open file."""
+        kind = operation.kind
+        if kind is OperationKind.CREATE and there is not None and self._kinds[there] == "file":
+            return Effect(operation, there, size=0)
+        if kind in _NEW:
+            assert place is not None
+            node = self._new(_NEW[kind] + (operation.to or "" if kind is OperationKind.SYMLINK else ""))
+            return Effect(operation, node, ((*place, node),))
+        if kind is OperationKind.PUT and operation.blob is not None:
+            node = self._new("file")
+            extents = (Extent(0, operation.size, operation.blob),) if operation.size else ()
+            self._first[node] = Content(operation.size, extents)
+            return Effect(operation, node, ((ROOT, operation.path, node),))
+        if kind is OperationKind.UNLINK and self._stored:  # also if it is not there: in another order it may be
+            return Effect(operation, there, ((ROOT, operation.path, None),))
+        if kind is OperationKind.WRITE and operation.blob is not None:
+            return Effect(operation, there, extent=Extent(operation.offset, operation.size, operation.blob))
+        if kind is OperationKind.TRUNCATE:
+            return Effect(operation, there, size=operation.size)
+        if there is not None and kind is OperationKind.LINK:
+            return Effect(operation, there, ((*self._place(operation.to or ""), there),))
+        if there is None or place is None or kind not in _REMOVALS:
+            return Effect(operation, there)
+        if kind is not OperationKind.RENAME:
+            return Effect(operation, there, ((*place, None),))
+        to = self._place(operation.to or "")
+        replaces = to in self._entries and self._kinds[there] == "file"
+        return Effect(operation, there, ((*place, None), (*to, there)) if to != place else (), replaces=replaces)
 
     def _inside(self, node: int) -> list[Operation]:
         """The last change of each entry below a folder: the folder is renamed or removed with these entries."""

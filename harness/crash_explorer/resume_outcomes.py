@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from torchaos.harness import registry
 from torchaos.harness.analysis.ending import last_error
-from torchaos.harness.analysis.verdict import SPLIT_BRAIN
+from torchaos.harness.analysis.verdict import harm_of
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.synthetic_crash import DEATH
 from torchaos.harness.interfaces import Harm
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
+from torchaos.harness.record.result import ExitCode, Result, Verdict
 
 
 class Class(str, Enum):
@@ -118,7 +117,8 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
     if hung:
         return Seen(Class.HANGS, run.stopped.data["reason"] if run.stopped else "nothing happened for too long")
     for harm, kind in ((Harm.WRONG_RESULT, Class.WRONG), (Harm.LOST_WORK, Class.LOST_WORK)):
-        if case := next((case for case in _failed(result) if _harm(case.name) is harm and not case.follows), None):
+        failed = (case for case in result.assertions(Verdict.FAILED) if harm_of(case.name) is harm and not case.follows)
+        if case := next(failed, None):
             return Seen(kind, case.reason, case.name, case.measured.get("needless"))
     if not got_past and any(attempt > _died_in(run) for attempt in run.history.unplaced):
         return Seen(Class.UNCLEAR, f"it is not known which steps it made: {result.reason}")
@@ -190,16 +190,6 @@ def _blind_hook(run: Record) -> str:
     """A hook of the agent that failed after the death, so that steps may not have been seen; empty if there is none."""
     failed = (event for event in run.of_kind(Kind.AGENT_FAILED) if (event.attempt or 0) > _died_in(run))
     return next((str(event.data["hook"]) for event in failed if event.data["hook"] in ("steps", "imported")), "")
-
-
-def _failed(result: Result) -> Sequence[Case]:
-    return [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
-
-
-def _harm(name: str) -> Harm:
-    if name == SPLIT_BRAIN:
-        return Harm.WRONG_RESULT
-    return Harm(registry.find("assertions", name).harm)
 
 
 SHOWN = (

@@ -267,7 +267,7 @@ def judged(
     if result.verdict is not Verdict.INCONCLUSIVE or not _had_none(run, recorded, empty):
         return result
     unsure = {
-        case.name for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.INCONCLUSIVE
+        case.name for case in result.assertions(Verdict.INCONCLUSIVE)
         if Need.CHECKPOINTS in registry.find("assertions", case.name).needs
     }  # fmt: skip
     kept = tuple(assertion for assertion in run.plan.asserts if assertion.name not in unsure)

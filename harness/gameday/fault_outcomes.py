@@ -17,10 +17,9 @@ from itertools import pairwise
 from math import inf
 from statistics import median
 
-from torchaos.harness import registry
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.hit_targets import Landing, landings
-from torchaos.harness.analysis.verdict import SPLIT_BRAIN
+from torchaos.harness.analysis.verdict import harm_of
 from torchaos.harness.interfaces import Harm
 from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.record import Record
@@ -209,19 +208,12 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
 def _wrong(result: Result) -> list[tuple[Case, Harm]]:
     """The failed cases about the job's behaviour, the worst first; of equally bad cases, first the case that decided. A
     case that follows from another case counts as gone wrong at the time of that case."""
-    failed = [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
+    failed = result.assertions(Verdict.FAILED)
     roots = {case.name: case.at_s for case in failed}
     failed = [replace(case, at_s=roots.get(case.follows or "", case.at_s)) for case in failed]
-    found = [(case, harm) for case in failed if (harm := _harm(case.name)) in _OF_HARM]
+    found = [(case, harm) for case in failed if (harm := harm_of(case.name)) in _OF_HARM]
     order = list(_OF_HARM)
     return sorted(found, key=lambda one: (order.index(one[1]), one[0].name != result.decided_by, bool(one[0].follows)))
-
-
-def _harm(name: str) -> Harm:
-    if name == SPLIT_BRAIN:
-        return Harm.WRONG_RESULT
-    declared = registry.find("assertions", name).harm
-    return Harm(declared) if declared in list(Harm) else Harm.OTHER
 
 
 def _slower(run: Record, landed: Sequence[Landing]) -> tuple[str, str]:

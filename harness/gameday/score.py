@@ -48,11 +48,7 @@ class RoundScore:
 
 
 def score_round(number: int, run: Record, result: Result) -> RoundScore:
-    wrong = tuple(
-        f"{case.name}: {case.reason}"
-        for case in result.cases
-        if case.kind == "assertion" and case.verdict is Verdict.FAILED
-    )
+    wrong = tuple(f"{case.name}: {case.reason}" for case in result.assertions(Verdict.FAILED))
     saves = _saves(run)
     interrupted = interruptions(run, result.recoveries)
     world = next(
@@ -62,7 +58,7 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
         number, result.verdict.value, result.reason, int(result.exit_code), result.run_dir, world, clock_of(run),
         tuple(outcomes_of(run, result)), tuple(blocked for _, _, blocked in saves),
         tuple(b - a for (one, a, _), (other, b, _) in pairwise(saves) if one == other), wrong,
-        tuple(case.name for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.PASSED),
+        tuple(case.name for case in result.assertions(Verdict.PASSED)),
         tuple(case.name for case in result.cases if case.verdict is Verdict.INCONCLUSIVE),
         len(run.history.attempts) > 1, result.decided_by,
         tuple(at for one in interrupted if (at := one.restarted_after_s) is not None), invalid_s(run, interrupted),

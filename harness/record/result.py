@@ -150,6 +150,10 @@ class Result:
 
     schema: int = SCHEMA
 
+    def assertions(self, verdict: Verdict) -> list[Case]:
+        """The cases of assertions that have this verdict."""
+        return [case for case in self.cases if case.kind == "assertion" and case.verdict is verdict]
+
     def to_json(self) -> dict[str, Any]:
         """JSON that every reader accepts. NaN and infinities become words, lone surrogates become escapes."""
         found: dict[str, Any] = _as_json(asdict(self))

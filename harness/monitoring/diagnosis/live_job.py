@@ -257,6 +257,13 @@ def diagnose(
             hangs or rank in odd or rank in said.culprits
         ):  # a rank that is not noticed otherwise may be writing a checkpoint
             found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
+    _weigh(found, said, odd, ranks)
+    found.suspect(said.suspects - found.culprits if not found.culprits else ())
+    return found
+
+
+def _weigh(found: Diagnosis, said: Diagnosis, odd: Mapping[int, str], ranks: Mapping[int, RankProcess]) -> None:
+    """Adds what the stamps (`said`) and the stacks (`odd`) show, as far as the processes do not explain the hang."""
     if found.culprits:
         for rank in found.culprits:
             found.say(rank, *said.evidence.get(rank, []))
@@ -276,8 +283,6 @@ def diagnose(
             found.blame([rank], MEDIUM, words)
         if 2 * len(odd) > len(ranks):
             found.confidence = LOW
-    found.suspect(said.suspects - found.culprits if not found.culprits else ())
-    return found
 
 
 def _states(ranks: Mapping[int, RankProcess]) -> dict[int, str]:

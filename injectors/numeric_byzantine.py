@@ -12,13 +12,9 @@ from torchaos.injectors.numeric import Corruption, gradients
 from torchaos.plugin import Handle, Kind, NodeSite, RankSite
 
 
-@dataclass(frozen=True)
-class ScaledGradient(Corruption):
-    """Multiplies all gradients that the rank puts into reductions by `factor`."""
+class _WrongGradients(Corruption):
+    """Lasts until its control page is cleared, whose undo is on disk for every fault."""
 
-    factor: float = 10.0
-
-    name = "numeric.scaled_gradient"
     hooks = ("collectives", "state")
     phase = "collective"
     lasting = True
@@ -27,7 +23,16 @@ class ScaledGradient(Corruption):
         return self
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()  # the fault lasts until its control page is cleared, whose undo is on disk for every fault
+        return ()
+
+
+@dataclass(frozen=True)
+class ScaledGradient(_WrongGradients):
+    """Multiplies all gradients that the rank puts into reductions by `factor`."""
+
+    factor: float = 10.0
+
+    name = "numeric.scaled_gradient"
 
     def apply(self, site: RankSite) -> None:
         tell = _once(site, f"gradients are {self.factor} times what they should be")
@@ -41,19 +46,10 @@ class ScaledGradient(Corruption):
 
 
 @dataclass(frozen=True)
-class StaleGradient(Corruption):
+class StaleGradient(_WrongGradients):
     """In each step, the rank gives the gradients of its first step under the fault again."""
 
     name = "numeric.stale_gradient"
-    hooks = ("collectives", "state")
-    phase = "collective"
-    lasting = True
-
-    def plan(self, target: Any, draw: Any) -> Any:
-        return self
-
-    def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return ()
 
     def apply(self, site: RankSite) -> None:
         torch: Any = import_module("torch")

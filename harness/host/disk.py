@@ -41,8 +41,6 @@ def write_atomically(path: Path, text: str, private: bool = False) -> None:
 def born_ns(path: Path) -> int:
     """When the file was made, in nanoseconds since the epoch, by statx(2). 0 if not known. This is needed to identify a
     file, because file systems give the inode number of a removed file to a new file."""
-    import ctypes  # slow to import, and the reaper must start quickly
-
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
     buffer = ctypes.create_string_buffer(256)
     at_fdcwd, symlink_nofollow, btime = -100, 0x100, 0x800

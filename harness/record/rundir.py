@@ -14,7 +14,7 @@
     job/                the folder `{run}` of the scenario: the job's own files
     artifacts/*.json    data from the collect stage: inventory.json, environment.json
     twins/N             a link to (or copy of) the record of the Nth twin
-    result.json, junit.xml, report.html
+    result.json, report.html
 
 Also reads the results of finished runs from run directories and from files of `--json`. These may have been moved, cut
 off or damaged."""
@@ -91,10 +91,6 @@ class RunDir:
     @property
     def result(self) -> Path:
         return self.root / "result.json"
-
-    @property
-    def junit(self) -> Path:
-        return self.root / "junit.xml"
 
     @property
     def report(self) -> Path:

@@ -20,7 +20,7 @@ from ..layout import Checkpoint, Problem, Trouble, Unreadable
 from . import format, format_table
 from .format import MARK, NUMBERED, UNFINISHED, Format, missing, number_in
 from .format_table import tracker_names, unread_type
-from .plain_folders import Numbered
+from .trainers import Numbered
 
 UNKNOWN = "unknown"  # in place of the name of a format
 _TRACKER = re.compile(

@@ -49,7 +49,7 @@ class Queue:
     """One packet queue of this network namespace. Raises OSError if it can't be opened."""
 
     def __init__(self, number: int, payload: bool) -> None:
-        self._number, self._payload = number, payload
+        self._number = number
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
         self.socket.setsockopt(socket.SOL_SOCKET, 33, 1 << 25)  # SO_RCVBUFFORCE
         self.socket.setsockopt(

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchaos.harness.interfaces import RankProcess
@@ -109,7 +109,6 @@ class Tick:
 
     at_s: float
     opinions: tuple[Opinion, ...]
-    extra: Mapping[str, object] = field(default_factory=dict)
 
 
 class LogSilence:

@@ -52,10 +52,14 @@ class DiLoCo(Trainer):
         self.optimizer.load_state_dict(own["optimizer"])
         self.scaler.load_state_dict(own["scaler"])
         self.ema = own["ema"]
-        self.outer.load_state_dict(shared["outer"])
+        self.load_outer(shared["outer"])
         with torch.no_grad():
             for one, saved in zip(self.common, shared["common"], strict=True):
                 one.copy_(saved)
 
+    def load_outer(self, state):
+        self.outer.load_state_dict(state)
 
-main(DiLoCo)
+
+if __name__ == "__main__":
+    main(DiLoCo)

@@ -14,6 +14,7 @@ from torchaos.plugin.analysis import (
     gave_up,
     landings,
     last_step_of,
+    no_rank_found,
     restarts_in_words,
     restarts_of,
 )
@@ -49,6 +50,8 @@ class Restarts(Assertion):
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         if not run.history.attempts:
             return inconclusive("no attempt of the job was seen")
+        if self.gives_up_within is None and (unfound := no_rank_found(run)):
+            return inconclusive(unfound)
         found, aborted = restarts_of(run, last_step_of(twins))
         finding = (
             self._counted(run, found)
@@ -81,8 +84,11 @@ class Restarts(Assertion):
         if len(found) < self.min:
             return failed(f"{restarts_in_words(found)}; at least {self.min} expected")
         others = [restart for restart in found if self.who and restart.who != self.who]
-        if others:
-            return failed(
-                f"attempt {others[0].attempt} was started by {others[0].who}, not by {self.who}: {others[0].why}"
-            )
-        return None
+        others.sort(key=lambda restart: restart.who is None)
+        if not others:
+            return None
+        other = others[0]
+        if other.who or self.who == "resubmission":
+            by = f"was started by {other.who}" if other.who else "was started in the same submission"
+            return failed(f"attempt {other.attempt} {by}, not by {self.who}: {other.why}")
+        return inconclusive(f"nothing shows what started attempt {other.attempt}: no torchrun was seen; {other.why}")

@@ -15,7 +15,7 @@ from torchaos.harness.analysis.ending import (
     own_exit_code,
 )
 from torchaos.harness.analysis.hit_targets import hit_target, strayed
-from torchaos.harness.analysis.missing_data import ended_before_steps, why_unplaced, why_unseen
+from torchaos.harness.analysis.missing_data import ended_before_steps, no_rank_found, why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import never_in_words, recoveries, why_moot
 from torchaos.harness.interfaces import ChaosError, Evidence, Target
 from torchaos.harness.protocol.agent_plan import Moment
@@ -223,6 +223,8 @@ def _why_missed(run: Record, fault: PlannedFault) -> str:
         return str(missed["reason"])
     if ended := ended_before_steps(run):
         return ended
+    if unfound := no_rank_found(run):
+        return unfound
     rank, step = (getattr(fault.trigger, name, None) for name in ("pacer", "step"))
     last = run.history.highest_step()
     if None not in (step, rank, last) and rank not in run.history.executions.ranks:

@@ -75,6 +75,8 @@ def why_unseen(record: Record, what: str) -> str:
     """Why a quantity was not seen in a run, as a clause. `what`: "loss", "samples", "steps" or "parameters"."""
     if ended := ended_before_steps(record):
         return ended
+    if unfound := no_rank_found(record):
+        return unfound
     failed = [event for event in record.of_kind(Kind.AGENT_FAILED) if _concerns(str(event.data["hook"]), what)]
     if failed:
         return f"the agent's hook {failed[0].data['hook']} failed: {failed[0].data['error']}"
@@ -92,6 +94,20 @@ def ended_before_steps(record: Record) -> str:
     """A clause that says that the run was ended before any step was seen. Empty if it was not."""
     early = record.stopped and not record.ended_on_purpose and not record.history.executions
     return "the run was ended before the job's first step was seen" if early else ""
+
+
+def no_rank_found(record: Record) -> str:
+    """A clause that says that the job worked and none of its ranks was found. Empty if one was, or if the job ended
+    with an error before a step was seen."""
+    worked = record.exit_code == 0 or record.history.highest_step() is not None
+    if not worked or any(attempt.ranks for attempt in record.history.attempts):
+        return ""
+    if any(event.rank is not None and event.kind is not Kind.LOG_STEP for event in record.events):
+        return ""
+    return (
+        "no rank was found; a process is a rank if it has RANK, LOCAL_RANK and TORCHELASTIC_RUN_ID in its environment, "
+        "as under torchrun"
+    )
 
 
 def of_an_earlier_run(record: Record) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Mapping
 
@@ -81,15 +82,25 @@ class Finding:
 
 
 def passed(reason: str, **measured: Any) -> Finding:
-    return Finding(Outcome.PASSED, reason, measured)
+    return _answer(passed, Finding(Outcome.PASSED, reason, measured))
 
 
 def failed(reason: str, first: First | None = None, /, **measured: Any) -> Finding:
-    return Finding(Outcome.FAILED, reason, measured, first=first)
+    return _answer(failed, Finding(Outcome.FAILED, reason, measured, first=first))
 
 
 def inconclusive(reason: str, **measured: Any) -> Finding:
-    return Finding(Outcome.INCONCLUSIVE, reason, measured)
+    return _answer(inconclusive, Finding(Outcome.INCONCLUSIVE, reason, measured))
+
+
+def _answer(made_by: Callable[..., Finding], finding: Finding) -> Finding:
+    """The finding. Raises TypeError if one of its fields was given as a measured value."""
+    for name in (each.name for each in fields(Finding) if each.name in finding.measured):
+        raise TypeError(
+            f"{name} is a field of a Finding, not a measured value; write replace({made_by.__name__}(...), {name}=...) "
+            "with replace of dataclasses"
+        )
+    return finding
 
 
 def unhit(reason: str) -> Finding:

@@ -143,3 +143,30 @@ def test_another_torchrun_of_the_same_command(trainer: Any) -> None:
     assert Restarts(who="torchelastic").judge(again, []).outcome is Outcome.FAILED
     only = replace(run, events=tuple(sorted((*run.events, begins[0]), key=lambda e: e.mono_s)))
     assert Restarts(who="torchelastic").judge(only, []).outcome is Outcome.PASSED
+
+
+def test_torchelastic_is_named_only_where_it_was_seen(trainer: Any) -> None:
+    """Another launcher may start the ranks again: without a report of torchelastic, nobody is named."""
+    elastic = {kind for kind in Kind if kind.value.startswith("elastic.")}
+    seen = trainer(kills=KILL).record()
+    run = replace(seen, events=tuple(event for event in seen.events if event.kind not in elastic))
+    finding = Restarts().judge(run, [])
+    assert finding.outcome is Outcome.PASSED
+    assert finding.reason == "the job was restarted once: rank 1 was killed by signal 9 in attempt 0"
+    assert Restarts(who="torchelastic").judge(run, []).outcome is Outcome.INCONCLUSIVE
+    assert Restarts(who="command").judge(run, []).outcome is Outcome.INCONCLUSIVE
+    finding = Restarts(who="resubmission").judge(run, [])
+    assert (finding.outcome, "in the same submission" in finding.reason) == (Outcome.FAILED, True)
+    attached = replace(run, plan=replace(run.plan, job=replace(run.plan.job, attach_pid=50)))
+    assert Restarts(who="torchelastic").judge(attached, []).outcome is Outcome.PASSED
+
+
+def test_where_no_rank_was_found_restarts_are_not_known(trainer: Any) -> None:
+    """A job whose log alone was seen may have been restarted by its launcher; that it gave up is still seen."""
+    seen = trainer(log_only=1).record()
+    of_ranks = (Kind.RANK_UP, Kind.RANK_EXITED)
+    run = replace(seen, events=tuple(event for event in seen.events if event.kind not in of_ranks))
+    finding = Restarts().judge(run, [])
+    assert finding.outcome is Outcome.INCONCLUSIVE
+    assert finding.reason.startswith("no rank was found; a process is a rank if it has RANK, LOCAL_RANK and TORCHEL")
+    assert "exit code 0" in Restarts(gives_up_within=60.0).judge(run, []).reason

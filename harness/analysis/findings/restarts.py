@@ -20,10 +20,12 @@ from torchaos.harness.record.record import Record
 Who = Literal["torchelastic", "resubmission", "command"]
 _BY = {"torchelastic": "torchelastic", "resubmission": "resubmission", "command": "another torchrun of its command"}
 
+_ELASTIC = (Kind.TORCHRUN, Kind.ELASTIC_WORKER, Kind.ELASTIC_FAILURE, Kind.ELASTIC_RENDEZVOUS, Kind.ELASTIC_RESTART)
+
 
 @dataclass(frozen=True)
 class Restart:
-    who: Who
+    who: Who | None  # None: nothing shows it
     attempt: int  # the attempt that began with it
     why: str
 
@@ -58,11 +60,12 @@ def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]
     done = {abort.attempt for abort in teardown_aborts(run, last_step)}
     pairs = list(pairwise(run.history.attempts))
     begun = {event.attempt for event in run.of_kind(Kind.TORCHRUN) if not event.data["ended"]}
+    elastic: Who | None = "torchelastic" if run.plan.job.attached or any(run.of_kind(*_ELASTIC)) else None
     found = []
     for old, new in pairs:
         if old.number not in done:
-            within: Who = "command" if new.number in begun else "torchelastic"
-            who = within if old.submission == new.submission else "resubmission"
+            within = "command" if new.number in begun else elastic
+            who: Who | None = within if old.submission == new.submission else "resubmission"
             found.append(Restart(who, new.number, _why(run, old)))
     return found, len(pairs) - len(found)
 
@@ -86,8 +89,9 @@ def restarts_in_words(found: Sequence[Restart]) -> str:
     if not found:
         return "the job was not restarted"
     times = "once" if len(found) == 1 else f"{len(found)} times"
-    by = " and ".join(sorted({_BY[restart.who] for restart in found}))
-    return f"the job was restarted {times}, by {by}: {found[0].why}"
+    known = {_BY[restart.who] for restart in found if restart.who}
+    by = f", by {' and '.join(sorted(known))}" if all(restart.who for restart in found) else ""
+    return f"the job was restarted {times}{by}: {found[0].why}"
 
 
 Tier = Literal["none", "in_place", "node_replaced", "shrunk", "grown", "resubmitted"]

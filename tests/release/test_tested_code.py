@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.twin_runs.twin import Inputs
+from torchaos.harness.running.twin_runs.twin_key import Inputs
 
 from .conftest import Release, change_json
 
@@ -80,11 +80,16 @@ def test_a_run_of_another_checkout_is_compared_by_contents(release: Release, tmp
     assert "model.py has changed" in reason(moved)
 
 
+def no_sources(release: Release) -> None:
+    for source in release.script.parent.glob("*.py"):
+        source.unlink()
+
+
 UNKNOWN: dict[str, tuple[Callable[[Release], Any], str]] = {
     "an old run": (lambda release: (run_of(release).artifacts / "sources.json").unlink(), "the run did not record it"),
     "damaged": (in_artifact("sources", files=3), "the run did not record it"),
     "on other machines": (in_artifact("sources", files={}, unknown="the job runs on other machines"), "other machines"),
-    "sources gone": (lambda release: [one.unlink() for one in release.script.parent.glob("*.py")], "none of its files"),
+    "sources gone": (no_sources, "none of its files"),
     "a library elsewhere": (
         in_artifact("sources", files={"../../no/lib.py": "", "train.py": ""}),
         "lib.py is not here",

@@ -541,7 +541,7 @@ def test_a_moment_that_the_twin_never_had(trainer: Any, trigger: Moment | After,
     plan = replace(plan_of("train"), faults=(fault,))
 
     def twin(every: int, *hooks: str) -> Record:
-        run = trainer(every=every).record()
+        run: Record = trainer(every=every).record()
         return replace(run, plan=replace(run.plan, hooks=hooks))
 
     found = unreached(plan, twin(1000, "checkpoints"))

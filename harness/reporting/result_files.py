@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -229,12 +229,13 @@ def _test_case(result: Result, case: Case, name: str, classname: str, most: int,
 
 
 def _figures(result: Result, case: Case) -> list[str]:
-    """The figures that mean something without the reason: those with a bound, durations, and how many there were of
-    something, such as `lost steps`. And what is known about the faults."""
+    """The figures that mean something without the reason: those with a bound, durations, how many there were of
+    something, such as `lost steps`, and how a figure is spread over repetitions. And what is known about the faults."""
     lines = []
     for name in dict.fromkeys((*case.measured, *case.bound)):
-        counts = name.endswith("s") and isinstance(case.measured.get(name), int)
-        if not (name in case.bound or name in case.seconds or counts):
+        value = case.measured.get(name)
+        counts = name.endswith("s") and isinstance(value, int)
+        if not (name in case.bound or name in case.seconds or counts or isinstance(value, Mapping)):
             continue
         parts = [value_in_words(name, case.measured[name], case.seconds)] if name in case.measured else []
         parts += [f"bound {value_in_words(name, case.bound[name], case.seconds)}"] if name in case.bound else []

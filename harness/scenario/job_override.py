@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -81,12 +81,21 @@ def text_of(file: Path, job: Source | None) -> bytes:
 
 def _settled(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The job of a scenario, with absolute paths in place of those that are relative to its file, so that it can be
-    written to a file elsewhere. `folder`: the folder of its file."""
-    folder, launcher = folder.absolute(), registry.find("launchers", data.get("launcher", "local"))
+    written to a file elsewhere. `folder`: the folder of its file. It may be run by each launcher whose settings it
+    has."""
+    folder = folder.absolute()
+    launchers = [registry.find("launchers", name) for name in registry.names("launchers")]
+    used = [
+        one
+        for one in launchers
+        if is_dataclass(one) and not data["job"].keys().isdisjoint(each.name for each in fields(one))
+    ]
+    used = used or [registry.find("launchers", data.get("launcher", "local"))]
     found: dict[str, Any] = _filled(dict(data["job"]), folder)
-    if "cwd" in found or not launcher.own_folders:
+    if "cwd" in found or not any(one.own_folders for one in used):
         found["cwd"] = _in(folder, str(found.get("cwd", ".")))
-    launcher.settle(found, partial(_in, folder))
+    for one in used:
+        one.settle(found, partial(_in, folder))
     return found
 
 

@@ -76,7 +76,7 @@ def test_the_jobs_own_python_counts(tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump(scenario))
         plans.append(partial(make_plan, load(path), path, seed=0))
     with pytest.raises(
-        UsageError, match=r"bare.yaml: job: .*/python lacks nvidia-ml-py, by which the health agent asks"
+        UsageError, match=r"bare.yaml:30:12: .*/python lacks nvidia-ml-py, by which the health agent asks"
     ):
         plans[0]()
     assert "pynvml" not in plans[1]().needs

@@ -79,7 +79,7 @@ def test_what_containers_can_not_have(tmp_path: Path) -> None:
 def test_nodes_that_meet_in_etcd_need_one_that_they_reach(tmp_path: Path) -> None:
     """No etcd is started for containers: without an endpoint the scenario is refused, with one it is planned."""
     command = "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend etcd-v2 {} train.py"
-    with pytest.raises(UsageError, match=r"scenario.yaml: job: .*is in etcd.*--rdzv-endpoint"):
+    with pytest.raises(UsageError, match=r"scenario.yaml:10:12: .*is in etcd.*--rdzv-endpoint"):
         plan(tmp_path, {"inject": "container.kill"}, command=command.format(""))
     assert plan(tmp_path, {"inject": "container.kill"}, command=command.format("--rdzv-endpoint etcd:2379"))
 

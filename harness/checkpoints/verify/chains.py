@@ -58,7 +58,7 @@ def chain(files: Files, layout: Checkpoint) -> Iterator[tuple[str, Checkpoint | 
                 text = f"it builds upon {link.name}, which builds upon it"
                 yield link.name, _problem(layout, one, Trouble.UNREADABLE, text)
             if len(done) > _MOST:
-                yield "", _problem(layout, one, Trouble.LIMIT, f"it builds upon more than {_MOST} others")
+                yield "", _problem(layout, one, Trouble.LIMIT, f"the chain of links is longer than {_MOST}")
                 return
 
 

@@ -189,7 +189,8 @@ CLAIMS: Mapping[str, Claim] = {
     "during the save": Claim(
         "are those that were in the model during the save, and not those with which the job went on", _NAMED
     ),
-    "after": Claim("are those after step {step}", _NAMED + ", or the check sums after that step on all ranks"),
+    "after": Claim("are those after step {step}", _NAMED + ", or the check sums on all ranks, before it began"),
+    "after of trained": Claim("are the trained parameters after step {step}", _NAMED + ", before the attempt began"),
     "exchanged": Claim("hold those of", _NAMED),
     "kept": Claim("{whose} were restored", _NAMED + " on these ranks, too"),
     "sums other": Claim("their check sums are others", "the check sums of all ranks before and after the resume"),

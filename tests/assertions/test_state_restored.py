@@ -388,6 +388,24 @@ def test_each_part_of_the_state_is_seen_by_its_name(trainer: Any, begins: Any, w
     assert (words or "parameters, frozen parameters, buffers and moments of the optimizer are") in found.reason
 
 
+@pytest.mark.parametrize(
+    ("begins", "words"), [(11.0, "are the trained parameters after step 10"), (77.0, "are others")]
+)
+def test_a_frozen_copy_is_explained_by_what_came_before_it(trainer: Any, begins: float, words: str) -> None:
+    """A teacher that is copied after the load has the loaded weights instead of the first ones. It stays as it is, and
+    that later steps of the attempt have it too explains nothing."""
+
+    class Teacher(_named(trainer).__class__):  # type: ignore[misc]
+        def emit(self, kind: Kind, data: Any, *who: Any, **when: Any) -> None:
+            if kind in (Kind.BEGUN, Kind.KEPT):
+                data = {**data, "frozen": {f"Net:{NAMES[0]}": _entry(begins if who[1] else 0.5)}}
+            super().emit(kind, data, *who, **when)
+
+    job = Teacher(kills=((13, 1),), state_seen=True, noise=True, global_batch=True)
+    reason = StateRestored().judge(job.record(), ()).reason
+    assert f"the frozen parameters Net:{NAMES[0]} {words}" in reason, reason
+
+
 def test_an_rng_that_was_lost_is_told_beside_what_was_restored(trainer: Any) -> None:
     """And the story does not say that all of the state held. A model that draws nothing has lost nothing."""
 

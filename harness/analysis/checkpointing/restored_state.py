@@ -200,11 +200,12 @@ class Recorded:
         """The states with which the job began."""
         return self.begun(0, attempt=min((one.number for one in self._run.history.attempts), default=0))
 
-    def after(self, quantity: str, name: str, entry: Entry, but: int) -> int | None:
-        """The last other step after which this part of the state was recorded with these values."""
+    def after(self, quantity: str, name: str, entry: Entry, before_s: float, but: int | None = None) -> int | None:
+        """The last step, but for one, after which this part of the state was recorded with these values, before this
+        time: what the attempt itself did later explains nothing of its beginning."""
         for step in sorted(self._at, reverse=True):
-            known = (state.sums.get(quantity, {}).get(name) for state in self._at[step])
-            if step != but and any(one is not None and tuple(one) == tuple(entry) for one in known):
+            before = (state for state in self._at[step] if state.event.mono_s < before_s)
+            if step != but and any(_said_equal(state, quantity, name, entry) for state in before):
                 return step
         return None
 
@@ -238,7 +239,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
                 break
     _compare_trained(found, mine, went_on or saved or twins)
     _compare_unsaved_generators(found, mine, own.fresh, went_on or twins)
-    words = _Words(own, base, went_on or saved or twins, saved)
+    words = _Words(own, base, since_s, went_on or saved or twins, saved)
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for other in found.others:
         for rank, holds in words.said(other, mine):
@@ -403,8 +404,8 @@ def _trained(state: State) -> set[str]:
 class _Words:
     """What a part of the state is instead of what it should be."""
 
-    def __init__(self, own: Recorded, base: int, due: Of, saved: Of) -> None:
-        self._own, self._base, self._due, self._saved = own, base, due, saved
+    def __init__(self, own: Recorded, base: int, since_s: float, due: Of, saved: Of) -> None:
+        self._own, self._base, self._since_s, self._due, self._saved = own, base, since_s, due, saved
 
     def said(self, other: Other, mine: Of) -> Iterator[tuple[int, str]]:
         """Yields each rank with its words."""
@@ -440,8 +441,12 @@ class _Words:
             of = [one for one, known in (due or {}).items() if one != name and tuple(known) == tuple(entry)]
             if of:
                 yield f"{_EXCHANGED} {of[0].partition('/')[0]}"
-            if (step := self._own.after(quantity, name, entry, self._base)) is not None:
+            if (step := self._own.after(quantity, name, entry, self._since_s, self._base)) is not None:
                 yield said("after", step=step)
+            if quantity == "frozen":  # a copy of the trained module that was made after the load
+                trained = name.rpartition(":")[2]
+                if (step := self._own.after("parameters", trained, entry, self._since_s)) is not None:
+                    yield said("after of trained", step=step)
 
 
 def _said_equal(state: State, quantity: str, name: str, entry: Entry) -> bool:

@@ -228,3 +228,22 @@ def test_a_position_that_is_kept_apart_from_the_weights_is_named(trainer: Any) -
     assert "2 steps apart, and the updates of steps 11 to 12 are lost" in reason
     rates = LrContinuity().judge(run, [twin]).reason
     assert "The rates are those of the twin 2 steps later" in rates, rates
+
+
+def test_constant_rates_do_not_tell_where_a_position_is(trainer: Any) -> None:
+    """A sampler whose saved state is ahead skips batches. Rates that stay equal fit each step, so no update is said to
+    be lost: the samples alone are other ones."""
+
+    class Ahead(trainer):  # type: ignore[misc]
+        def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            if attempt and local == 1:
+                state.position = 12
+            state.sched_step = 0
+            super()._step(attempt, world, state, step, local)
+
+    run = Ahead(kills=((13, 1),), state_seen=True, counters_seen=False).record()
+    twin = Ahead(state_seen=True, counters_seen=False).record()
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert "the data: rank 0 was given other samples in step 11" in reason, reason
+    assert "learning rates go on" not in reason
+    assert "lost" not in reason

@@ -244,6 +244,9 @@ class _Resumed:
         ]
         if len(shifts) != 1 or not shifts[0]:
             return ""
+        # Constant rates tell no step: the samples alone are ahead or behind.
+        if not _other_in(begun, self._ours, self._theirs, "lr"):
+            return ""
         first, last = self._base + 1, self._base + shifts[0]
         which = f"update of step {first} is" if shifts[0] == 1 else f"updates of steps {first} to {last} are"
         lost = f", and the {which} lost" if shifts[0] > 0 else ""
@@ -314,7 +317,7 @@ class _Resumed:
         mine, twins = self._ours[first.step], self._theirs[first.step]
         differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
         only = f" of rank {_list(differ)} alone" if 0 < len(differ) < len(mine) else ""
-        return said("not recorded", part="forward", why=f"the first loss{only} differs")
+        return said("not recorded", part="forward or in the loss", why=f"the first loss{only} differs")
 
     def _other(self, step: int, what: Literal["norm", "parameters"]) -> bool | None:
         """Whether the gradients' norms of a step, or the parameters after it, differ from the twin's although its

@@ -84,8 +84,8 @@ def _settled(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     written to a file elsewhere. `folder`: the folder of its file. It may be run by each launcher whose settings it
     has."""
     folder = folder.absolute()
-    launchers = [registry.find("launchers", name) for name in registry.names("launchers")]
-    used = [
+    launchers: list[Any] = [registry.find("launchers", name) for name in registry.names("launchers")]
+    used: list[Any] = [
         one
         for one in launchers
         if is_dataclass(one) and not data["job"].keys().isdisjoint(each.name for each in fields(one))

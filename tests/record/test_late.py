@@ -7,7 +7,7 @@ from torchaos.harness.record.steps.columns import Columns
 
 STEP = {"losses": [None, 2.0], "samples": None, "indices": None, "lr": [], "opt_step": None, "sched_step": None,
         "phases": {}, "skipped": False, "norm": 3.0}  # fmt: skip
-LATE = {"losses": [], "parameters": "ab", "moments": "cd", "sketch": [1.0, 2.0]}
+LATE: dict[str, object] = {"losses": [], "parameters": "ab", "moments": "cd", "sketch": [1.0, 2.0]}
 
 
 def _event(kind: Kind, seq: int, step: int, data: dict[str, object]) -> Event:

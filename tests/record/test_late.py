@@ -5,8 +5,10 @@ from __future__ import annotations
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.steps.columns import Columns
 
-STEP = {"losses": [None, 2.0], "samples": None, "indices": None, "lr": [], "opt_step": None, "sched_step": None,
-        "phases": {}, "skipped": False, "norm": 3.0}  # fmt: skip
+STEP: dict[str, object] = {
+    "losses": [None, 2.0], "samples": None, "indices": None, "lr": [], "opt_step": None, "sched_step": None,
+    "phases": {}, "skipped": False, "norm": 3.0,
+}  # fmt: skip
 LATE: dict[str, object] = {"losses": [], "parameters": "ab", "moments": "cd", "sketch": [1.0, 2.0]}
 
 

@@ -319,6 +319,21 @@ def test_a_log_line_is_a_witness_too() -> None:
     assert (attempt.base, [one.name for one in attempt.witnesses]) == (15, ["the learning rates", "the job's log"])
 
 
+def test_rates_that_never_change_are_no_witness() -> None:
+    """They fit every step, so they show nothing, and are not named."""
+    blind = Trainer(
+        kills=[(18, 1)], loads_seen=False, counters_seen=False, samples_seen=False, losses_seen=False
+    ).record()
+    for lr, names in ((None, ["the learning rates"]), ([0.1], [])):
+        edited = [
+            replace(event, data={**event.data, "lr": lr}) if lr and event.kind is Kind.STEP else event
+            for event in blind.events
+        ]
+        attempt = History.of(edited).attempt(1)
+        assert attempt is not None
+        assert [one.name for one in attempt.witnesses if "rates" in one.name] == names
+
+
 @pytest.mark.parametrize(
     ("path", "step"),
     [

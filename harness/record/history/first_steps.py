@@ -227,8 +227,13 @@ def _of_column(
             by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
     found = grouped(name, by_rank, _FIRST_ONLY if only_first else 1.0)
     compared = scene.known if only_first else scene.of_same_ranks
-    last = max((int(part.global_step.max(initial=0)) for part in compared), default=0)
-    return [replace(witness, beyond=last) if len(witness.fits) > 1 else witness for witness in found]
+    made = {int(step) for part in compared for step in np.unique(part.global_step)}
+    last = max(made, default=0)
+    return [
+        replace(witness, beyond=last) if len(witness.fits) > 1 else witness
+        for witness in found
+        if not 1 < len(made) <= len(witness.fits)  # what fits every step, such as a constant, shows nothing
+    ]
 
 
 def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:

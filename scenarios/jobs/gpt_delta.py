@@ -77,11 +77,12 @@ class Deltas(Checkpoints):
             link = torch.load(self.folder / name / f"rank-{mine}.pt", weights_only=False)["state"]
             state = link if state is None else changed(state, link)
         assert state is not None
+        last = copy.deepcopy(state)  # a part may go on with the tensors that it loads
         for name, part in parts.items():
             if manifest["world_size"] == dist.get_world_size() or not isinstance(part, Rng):
                 part.load_state_dict(state[name])
         if manifest["world_size"] == dist.get_world_size():  # otherwise the next one holds everything
-            self.last, self.base, self.links = state, f"step-{manifest['step']}", len(manifest["chain"]) - 1
+            self.last, self.base, self.links = last, f"step-{manifest['step']}", len(manifest["chain"]) - 1
         return int(manifest["step"])
 
     def _newest(self) -> dict[str, Any] | None:

@@ -76,6 +76,17 @@ def test_data_in_the_folder_of_the_checkpoints_is_no_checkpoint(trainer: Any) ->
     assert judged(step=30) is Outcome.FAILED
 
 
+def test_a_delta_of_another_base_is_not_compared(trainer: Any) -> None:
+    """After a restart, a job begins a new chain: what has changed since another checkpoint are other entries. A delta
+    of the same base must be equal."""
+    delta = _one(10, tensors={"w": "other"}, builds_on=["step-5"])
+    twins = _inventory(_one(10, builds_on=["step-5", "step-0"]))
+    finding = _judge(trainer, _inventory(delta), twins)
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "those of 1 more were not compared: they build upon others than the twin's" in finding.reason
+    assert _judge(trainer, _inventory(delta), _inventory(_one(10, builds_on=["step-5"]))).outcome is Outcome.FAILED
+
+
 def test_damage_that_loads_is_failed(trainer: Any) -> None:
     """A wrong check sum is a flipped bit, whether or not the loader minds."""
     finding = _judge(trainer, _inventory(_one(10, problem="crc of weight")), _inventory())

@@ -28,7 +28,7 @@ class Part:
 
     def step(self) -> None:
         self.steps += 1
-        self.weight = torch.sin(self.weight + self.steps)
+        self.weight.copy_(torch.sin(self.weight + self.steps))  # in place, as an optimizer does
 
     def state_dict(self) -> dict[str, Any]:
         if self.was_loaded:  # like an optimizer, whose state then has another order, and more in it

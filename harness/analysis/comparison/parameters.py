@@ -58,12 +58,14 @@ def but(made: Compared, run: Record) -> str:
     return "".join(f", {phrase}" for phrase in phrases)
 
 
-def left_out(other_world: int, alone: Sequence[Checkpoint]) -> str:
+def left_out(other_world: int, other_base: int, alone: Sequence[Checkpoint]) -> str:
     """Clauses about checkpoints that were not compared. `other_world`: how many were saved on another number of ranks;
-    `alone`: the checkpoints that the twin lacks."""
+    `other_base`: how many are deltas that build upon others than the twin's; `alone`: the checkpoints that the twin
+    lacks."""
     world = f"those of {other_world} more were not compared: they were saved on another number of ranks"
+    base = f"those of {other_base} more were not compared: they build upon others than the twin's"
     extra = f"{listed([own.at for own in alone])} {'is' if len(alone) == 1 else 'are'} not in the twin"
-    return (f"; {world}" if other_world else "") + (f"; {extra}" if alone else "")
+    return (f"; {world}" if other_world else "") + (f"; {base}" if other_base else "") + (f"; {extra}" if alone else "")
 
 
 def words(first: Clash) -> str:

@@ -288,8 +288,10 @@ def _as_in_the_twin(
     other = None if newest == due or known or vary else _other_newest(run, twins, newest, due)
     both = pairs(ours, theirs[0])
     same_world = [(one, other) for one, other in both if not of_another_world(run, twins[0], one.step)]
+    # A delta holds what has changed since those on which it builds: since others, other entries have changed.
+    alike = [(one, other) for one, other in same_world if {*one.builds_on} == {*other.builds_on}]
     landed_s = min((landing.at_s for landing in landings(run)), default=0.0)
-    made = compare(same_world, theirs, run.history, tolerance, ignore, landed_s)
+    made = compare(alike, theirs, run.history, tolerance, ignore, landed_s)
     if other:
         clash = _clash(run, twins, in_order(made.clashes), tolerance) if made.clashes else other
         return clash if clash.outcome is Outcome.FAILED else other
@@ -304,9 +306,11 @@ def _as_in_the_twin(
         )
     if not made.entries:
         why = "the twins differ from each other in all of them"
-        if not same_world:
+        if not alike:
             of_others = (
-                "all were saved on another number of ranks"
+                "all build upon others than these"
+                if same_world
+                else "all were saved on another number of ranks"
                 if both
                 else "none is of a step at which the twin has a checkpoint"
             )
@@ -323,16 +327,15 @@ def _as_in_the_twin(
     aside = next((one for one in strange if vary and one.ours is not None and is_aside(run, one)), None)
     if aside:
         return inconclusive(f"{well}; {words(aside)}, and each run saves at other steps")
-    if (more or vary) and not any(
-        (one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in same_world
-    ):
+    if (more or vary) and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in alike):
         by_time = "each run saves at other steps" if vary else f"{_newest(ours).at} is not in the twin"
         return inconclusive(f"{well}; {by_time}, and no checkpoint since the last start could be compared")
     own = {one.path for one, _other in both}
+    alone = [one for one in ours if one.good and one.path not in own]
     return passed(
-        f"{well}; the contents of {len(same_world)} equal the twin's at the same step{but(made, run)}"
-        f"{left_out(len(both) - len(same_world), [one for one in ours if one.good and one.path not in own])}",
-        checkpoints=len(ours), compared=len(same_world), entries=len(made.entries),
+        f"{well}; the contents of {len(alike)} equal the twin's at the same step{but(made, run)}"
+        f"{left_out(len(both) - len(same_world), len(same_world) - len(alike), alone)}",
+        checkpoints=len(ours), compared=len(alike), entries=len(made.entries),
     )  # fmt: skip
 
 

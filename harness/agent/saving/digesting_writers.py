@@ -35,11 +35,11 @@ _WAITING = 4  # pieces of work that may wait for the helper; each holds a tensor
 
 
 class Helper:
-    """A background thread that lives as long as the process. `idle`: it runs at the lowest priority."""
+    """A background thread that lives as long as the process. It has the priority of the others: if it had a lower one,
+    it could be put off while it holds the interpreter's lock, and the job would wait for it."""
 
-    def __init__(self, idle: bool = False) -> None:
+    def __init__(self) -> None:
         self._queue: queue.Queue[Callable[[], None]] = queue.Queue()
-        self._idle = idle
         threading.Thread(target=self._work, name="torchaos-manifest", daemon=True).start()
 
     def do(self, work: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ class Helper:
         return self._queue.qsize()
 
     def _work(self) -> None:
-        _present(self._idle)
+        _present()
         while True:
             work = self._queue.get()
             try:
@@ -84,12 +84,10 @@ class Helper:
                 self._queue.task_done()
 
 
-def _present(idle: bool) -> None:
-    """Sets this thread's name and, if `idle`, the lowest priority. Does nothing on systems that don't allow it."""
+def _present() -> None:
+    """Sets this thread's name. Does nothing on systems that don't allow it."""
     try:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD)
-        if idle:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux: of this thread
     except (AttributeError, OSError):
         pass
 

@@ -249,7 +249,7 @@ class Ledger:
     def _helper(self, name: str) -> Helper:
         with self._lock:
             if name not in self._helpers:
-                self._helpers[name] = Helper(idle=name == "crcs")
+                self._helpers[name] = Helper()
             return self._helpers[name]
 
     def _opened(self, path: str, manifest: Manifest) -> BinaryIO | OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import zlib
 from pathlib import Path
@@ -218,3 +219,12 @@ os.kill(os.getpid(), 9)
     for saved in found.values():
         about = Path(saved["path"]).stat()
         assert (saved["size"], saved["ino"], saved["spans"]) == (about.st_size, about.st_ino, [])
+
+
+def test_the_helper_has_the_priority_of_the_job(agent_module: Any) -> None:
+    """A thread of a lower priority that is put off while it holds the interpreter's lock stops the job with it."""
+    seen: list[int] = []
+    helper = agent_module("agent.saving.digesting_writers").Helper()
+    helper.do(lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    helper.finish()
+    assert seen == [os.getpriority(os.PRIO_PROCESS, threading.main_thread().native_id or 0)]

@@ -45,7 +45,7 @@ class DcgmInject(Fault):
 @dataclass
 class Shown:
     """A probe that reads the field as DCGM's clients do, and reports when the field shows `value` for the first time.
-    `told`: the field showed it from the start, so nothing is reported."""
+    `told`: the value was there already, or was reported."""
 
     fault: str
     number: int

@@ -78,7 +78,7 @@ def last_step_of(twins: Sequence[Record]) -> int | None:
 
 
 def final_step(record: Record) -> int | None:
-    """The last global step of the job. If an abort at interpreter exit is not judged, steps after it do not count."""
+    """The last global step; if the job aborted at interpreter exit, the last one before that abort."""
     aborts = teardown_aborts(record)
     return aborts[0].last_step if aborts else record.history.last_step
 

@@ -150,7 +150,7 @@ class Effect:
 
 
 class FilesystemModel:
-    """The effects of a recording in order, and the tree that any of these effects make together."""
+    """The effects of a recording in order, and the tree that any subset of them makes."""
 
     def __init__(self, recording: Recording) -> None:
         self._stored = recording.stored

@@ -199,7 +199,7 @@ _FIRST = 3  # resumes whose questions are noted in any case; later, only if this
 
 
 class ReusedResumes:
-    """What is known of the resumes so far, and the states for which they stand."""
+    """Which states have been resumed, and for which other states the result of each holds."""
 
     def __init__(self, trials: ResumeRuns, home: Path, states: Sequence[State]) -> None:
         self._trials = trials

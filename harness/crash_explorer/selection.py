@@ -182,7 +182,7 @@ def nodes_of(job: PlannedJob) -> Nodes:
 
 
 def state_named(recording: Recording, nodes: Nodes, name: str) -> State:
-    """The state of this name, of any model. Raises UsageError if there is none."""
+    """The state of this name, whatever crash model made it. Raises UsageError if there is none."""
     cuts = cache(partial(CrashPoints, recording))
     for model in MODELS:
         if found := next((state for state in MODELS[model](recording, nodes, cuts) if state.name == name), None):

@@ -103,10 +103,10 @@ def unfinished(
     recorded: Record, died_s: float, lines: Mapping[int | None, Sequence[Operation]],
     by_rank: Mapping[int, float] = MappingProxyType({}),
 ) -> frozenset[tuple[str, int, Kind]]:  # fmt: skip
-    """The ends of saves after which the job still had work to do on the checkpoint when it died: in the recorded run,
-    the rank then renamed the file, or did something else to the folder before its next step. So the checkpoint was not
-    yet complete for the job, although its file had been written. An operation that ends when the job dies was not done.
-    A save of another checkpoint from which the job could resume just as well does not count as such work."""
+    """The SAVE_END events of checkpoints that were not complete when the job died, although their files were written:
+    in the recorded run, the rank then renamed the file, or did more in the folder before its next step. Not counted as
+    such work: a save of another checkpoint from which the job could resume just as well. An operation that ends when
+    the job dies was not done."""
     newest = recorded.history.attempts[-1].number if recorded.history.attempts else None
     ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.attempt == newest]
     renames = list(recorded.of_kind(Kind.RENAMED))

@@ -78,7 +78,7 @@ def _engine_of(live: LiveNode) -> str:
 
 
 def changes(site: NodeSite, part: Literal["running", "network", "limits"]) -> Sequence[Container]:
-    """The handles that undo the change that `do` will make to this part of the containers."""
+    """The handles for what `do` will change in `part` of the containers."""
     with hits(site.nodes) as containers:
         return [Container(_engine_of(hit.live), hit.live.run_id, hit.id, part, _good(hit, part)) for hit in containers]
 

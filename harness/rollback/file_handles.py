@@ -99,7 +99,8 @@ class File:
 
     def note(self) -> None:
         """Must be called after the fault was applied. Stores the digest of the present contents as the fault's own, so
-        that every later change counts as the job's. If this digest is missing, the inode decides. Raises OSError."""
+        that every later change counts as the job's. Without this digest, the fault's file is recognised by its inode.
+        Raises OSError."""
         if self.copy is None:
             return
         with suppress(FileNotFoundError, PermissionError):  # the fault removed the file, or the right to read it

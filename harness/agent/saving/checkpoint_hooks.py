@@ -34,9 +34,8 @@ class Children:
         return {} if self._agent.child is None else {"child": self._agent.child}
 
     def saves(self) -> None:
-        """Must be called when a save begins. At the first save in a child, wraps os._exit, so that the end of the child
-        is reported: then its saves are complete. Children that Python forks, also those of multiprocessing, end with
-        os._exit."""
+        """Must be called when a save begins. At the first save in a forked child, wraps os._exit, with which such
+        children end (also those of multiprocessing), to report that the child's saves are complete."""
         child, leave = self._agent.child, os._exit
         if child is None or child == self._watched:
             return

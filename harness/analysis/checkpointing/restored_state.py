@@ -133,7 +133,7 @@ class Begun:
 
     @property
     def lost_generators(self) -> list[Other]:
-        """The generators that the forward draws from and that are not as they were."""
+        """The random generators that the forward uses and whose state was not restored."""
         of = self.changing if self.drawn is None else self.drawn
         return [other for other in self.of(RNG) if other.name in (of or ())]
 

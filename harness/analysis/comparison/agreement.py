@@ -205,9 +205,8 @@ def before(history: History, at_s: float) -> StepTable:
 
 
 def unreported(history: History, ours: StepTable, other: History, theirs: StepTable) -> set[int]:
-    """The common steps that a rank of either run did not report, because an error had switched off its agent, or
-    because the rank died of the fault at the very end of the step. A mean or sum over the other ranks can't be
-    compared."""
+    """The steps that both runs made and that a rank of one of them did not report: an error had switched off its agent,
+    or it died of the fault at the very end of the step. Means and sums leave these steps out."""
     mine, twins = common(ours, theirs)
     alike = np.isin(mine.numbers, Both.of(mine, twins).ours.numbers)
     world, other_world = _worlds(history, mine), _worlds(other, twins)

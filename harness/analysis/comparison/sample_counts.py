@@ -150,7 +150,7 @@ def not_surely_same(mine: StepTable, others: StepTable) -> list[int]:
 
 
 def different(mine: StepTable, others: StepTable) -> list[int]:
-    """The steps of either side, except steps that consumed the same samples, with the same indices, on each rank."""
+    """The steps in which the samples or indices of a rank differ, or that only one side made."""
     both = Both.of(mine, others)
     other = ~(_equal(both) & _equal(both, "indices"))
     same = both.ours.numbers[~both.ours.any(other)]
@@ -257,7 +257,7 @@ class FirstUses:
         return int(self._first[self._places(as_indices([[index]]))[0, 0]])
 
     def after(self, step: int) -> int:
-        """The number of samples that were consumed first after a step."""
+        """How many samples were used for the first time after step `step`."""
         return int((self._first > step).sum())
 
     def repeated(self) -> set[int]:

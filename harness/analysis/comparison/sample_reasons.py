@@ -137,7 +137,8 @@ ONE_SUM = "of some steps only the sum of the samples was kept, because the run i
 
 
 def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> Finding:
-    """The first step whose samples differ, and the sum of all differences over the whole history."""
+    """The finding that names the first step whose samples differ, and how many samples were skipped and repeated in the
+    whole run."""
     read = reader(ours, theirs)
     other = different(ours, theirs)
     mine, twins = (total_of((steps[at] for at in other if at in steps), read) for steps in (ours, theirs))

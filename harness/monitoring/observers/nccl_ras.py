@@ -108,8 +108,8 @@ class NcclRas:
     _asked_s: float = 0.0
 
     def look(self, now_s: float, wanted: bool, ranks: Sequence[RankProcess]) -> Opinion | None:
-        """For how long no rank has launched a collective. `wanted`: another observer suspects a hang. None if that is
-        not so, or if no service answers."""
+        """For how long no rank has launched a collective. `wanted`: another observer suspects a hang. None if
+        `wanted` is False or no service answers."""
         if not wanted:
             self.found, self.problem, self.since_s = [], "", 0.0
             return None

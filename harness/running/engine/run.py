@@ -74,7 +74,8 @@ class BaseWriter:
                 self._waiting[event.rank] = event
 
     def update(self, events: Sequence[Event]) -> None:
-        """Writes the bases that these events show. `events`: all events of the run so far."""
+        """Writes, for each attempt that `events` place, how many global steps came before it. `events`: all events of
+        the run so far."""
         bases: dict[int, int | None] = {}
         for rank, first in list(self._waiting.items()) if events else ():
             attempt = first.attempt or 0

@@ -110,7 +110,7 @@ class StepHooks:
         """Patches torch.optim.optimizer: steps, and the calls that make, clear and load an optimizer."""
         module.register_optimizer_step_pre_hook(self._before_step)
         module.register_optimizer_step_post_hook(self._after_step)
-        kind, agent, counter = module.Optimizer, self._agent, self._counter
+        kind, agent = module.Optimizer, self._agent
         original, made = kind.__init__, agent.careful("steps")(self._made)
 
         @functools.wraps(original)
@@ -119,25 +119,8 @@ class StepHooks:
             made(optimizer)
 
         kind.__init__ = __init__
-        zero, drop = kind.zero_grad, agent.careful("steps")(self._dropped)
-
-        @functools.wraps(zero)
-        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if counter.fresh and agent.on:
-                drop(optimizer)
-            return zero(optimizer, *args, **kwargs)
-
-        kind.zero_grad = zero_grad
-        owner = import_module("torch").nn.Module
-        clear, cleared = owner.zero_grad, agent.careful("steps")(self._cleared)
-
-        @functools.wraps(clear)
-        def clear_all(owning: Any, *args: Any, **kwargs: Any) -> Any:
-            if counter.fresh and agent.on:
-                cleared(owning)
-            return clear(owning, *args, **kwargs)
-
-        owner.zero_grad = clear_all
+        self._before_zero_grad(kind, self._dropped)
+        self._before_zero_grad(import_module("torch").nn.Module, self._cleared)
         load, put_back = kind.load_state_dict, agent.careful("steps")(self._state_loads)
         was_put_back = agent.careful("orders")(agent.triggers.was_put_back)
 
@@ -151,6 +134,18 @@ class StepHooks:
             return result
 
         kind.load_state_dict = load_state_dict
+
+    def _before_zero_grad(self, owner: Any, told: Callable[[Any], None]) -> None:
+        """Wraps `owner.zero_grad`, so that `told` is called before gradients of a backward are cleared."""
+        agent, counter, zero, told = self._agent, self._counter, owner.zero_grad, self._agent.careful("steps")(told)
+
+        @functools.wraps(zero)
+        def zero_grad(owning: Any, *args: Any, **kwargs: Any) -> Any:
+            if counter.fresh and agent.on:
+                told(owning)
+            return zero(owning, *args, **kwargs)
+
+        owner.zero_grad = zero_grad
 
     def patch_scaler(self, module: ModuleType) -> None:
         """Patches torch.amp.grad_scaler: a step that the scaler skips is an iteration too."""

@@ -22,16 +22,16 @@ for x, y in DataLoader(data, batch_size=4):
     step(loss)
     print("LOSS", repr(loss.item()))
 """
-UPDATES = {
-    "plain class": """
+LION = """
 class Lion:
     def __init__(self, params): self.params, self.m = params, [torch.zeros_like(p) for p in params]
     @torch.no_grad()
     def step(self):
         for p, m in zip(self.params, self.m): p.add_(m.lerp_(p.grad, 0.1).sign(), alpha=-0.01)
 lion = Lion(params)
-def step(loss): loss.backward(); lion.step(); clear()
-""",
+"""
+UPDATES = {
+    "plain class": LION + "def step(loss): loss.backward(); lion.step(); clear()\n",
     "cleared before": """
 def step(loss):
     model.zero_grad(); loss.backward()
@@ -154,22 +154,20 @@ def step(loss):
 
 def test_a_save_comes_after_the_step_that_it_saves(rank: Any) -> None:
     """And the state is recorded by name, as of any optimizer; a load is no step."""
-    update = """
+    update = (
+        """
 step = 0
 torch.save(model.state_dict(), folder + "/first.pt")
-class Lion:
-    def __init__(self, params): self.params, self.m = params, [torch.zeros_like(p) for p in params]
-    @torch.no_grad()
-    def step(self):
-        for p, m in zip(self.params, self.m): p.add_(m.lerp_(p.grad, 0.1).sign(), alpha=-0.01)
-lion = Lion(params)
-def step(loss):
+"""
+        + LION
+        + """def step(loss):
     loss.backward(); clear()
     model.load_state_dict(torch.load(folder + "/first.pt"))
     loss = model(torch.ones(2, 4)).sum()
     loss.backward(); lion.step(); clear()
     torch.save(model.state_dict(), folder + "/a.pt")
 """
+    )
     hooks = ("steps", "loss", "samples", "state", "checkpoints", "kept")
     ran = rank.run(LOOP.replace("UPDATE", update), hooks=hooks)
     assert ran.code == 0, ran.output

@@ -119,6 +119,11 @@ CLAIMS: Mapping[str, Claim] = {
         "in the twin",
         "the scheduler's step counter in the step",
     ),
+    "schedule apart": Claim(
+        "the LR schedule's own step counter was {by}: it stood at {ours:g} after step {step}, and at {theirs:g} in the "
+        "twin",
+        "the scheduler's step counter in the step; it did not begin anew",
+    ),
     "rate": Claim(
         "the optimizer's learning rate was not restored, although the counter of the LR schedule was: {ours:g} instead "
         "of {theirs:g} in step {step}",

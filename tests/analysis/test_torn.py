@@ -112,6 +112,14 @@ def test_moments_or_a_counter_of_a_later_step() -> None:
     assert "not restored" not in loss.reason
 
 
+@pytest.mark.parametrize(("by", "words"), [(1, "1 ahead: it stood at 9"), (-2, "2 behind: it stood at 6")])
+def test_a_schedule_of_another_step(by: int, words: str) -> None:
+    """The schedule's counter was restored, but of another moment: it is not called lost."""
+    _, loss, _ = _told(("sched_step",), by=by, schedule="counted")
+    assert f"the LR schedule's own step counter was {words}" in loss.reason
+    assert "not restored" not in loss.reason
+
+
 def test_sums_say_of_which_step_the_moments_are() -> None:
     """Without names, from the check sums after each step."""
     state, loss, _samples = _told(("moments",), by=-4, state="steps")

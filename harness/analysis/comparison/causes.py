@@ -428,12 +428,12 @@ def _counter(
     for step, run, twin in _pairs(_other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
         mine, twins = read(run), read(twin)
         if mine is not None and twins is not None and mine != twins:
-            if claim == "schedule":
-                return _Fact("learning rate", step, said("schedule", ours=mine, theirs=twins, step=step))
+            what = "learning rate" if claim == "schedule" else claim
             if mine <= step - base:  # it counts the steps since the resume
-                return _Fact(claim, step, said("optimizer counter", ours=mine, theirs=twins, step=step))
+                return _Fact(what, step, said(claim, ours=mine, theirs=twins, step=step))
             by = f"{abs(mine - twins):g} {'ahead' if mine > twins else 'behind'}"
-            return _Fact(claim, step, said("optimizer apart", by=by, ours=mine, theirs=twins, step=step))
+            apart = "schedule apart" if claim == "schedule" else "optimizer apart"
+            return _Fact(what, step, said(apart, by=by, ours=mine, theirs=twins, step=step))
     return None
 
 

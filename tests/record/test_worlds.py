@@ -120,6 +120,8 @@ def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
           named_by="rename", seed=1),
     # The first losses are equal to the end of what is known; elsewhere later ones were compared, too, and differed.
     World(kills=(3,), warm=2, counter=False, samples=False, state="none", rounding=True, twin=False),
+    # A copy of the newest checkpoint, loaded after an older one; each checkpoint has a folder of its own.
+    World(names="model_{n}/x.pt", older=True, counter=False, twin=False, named_by="copy", swapped=True),
 ])  # fmt: skip
 def test_shapes_that_were_placed_wrongly_are_right_or_not_known(world: Any) -> None:
     """Steps that only warm up where no state was recorded; copies; ranks that make steps of their own. Their numbers

@@ -41,6 +41,8 @@ def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
     """The witnesses of the checkpoints of this run. A rank that loaded several checkpoints may have gone on from
     any."""
     folders = {posixpath.dirname(checkpoint_of(save.path)) for save in scene.saves}
+    above = Counter(map(posixpath.dirname, folders))
+    folders |= {folder for folder, checkpoints in above.items() if checkpoints > 1}  # each in a folder of its own
     ours = [
         load for load in loads
         if posixpath.dirname(checkpoint_of(load.path)) in folders or saved_as(load.path, scene.saves, load.mono_s)

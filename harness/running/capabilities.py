@@ -152,6 +152,15 @@ def _docker() -> str | None:
         return None
 
 
+def _slurm() -> str | None:
+    """The paths of Slurm's programs. None if a program is missing or no controller answers."""
+    found = _program("srun", "salloc", "squeue", "scancel", "scontrol")()
+    try:
+        return found if found and " is UP" in ask(["scontrol", "ping"]) else None
+    except OSError:
+        return None
+
+
 def _slurm_admin() -> str | None:
     """The role of this user in Slurm, if that role may change the states of nodes. None otherwise."""
     if shutil.which("scontrol") is None:
@@ -280,14 +289,14 @@ CHECKS: dict[str, _Check] = {
     ),
     "slurm": _Check(
         "nodes of a Slurm cluster",
-        _program("srun", "salloc", "squeue", "scancel", "scontrol"),
-        "run it where Slurm's programs are on the PATH, as on a login node",
+        _slurm,
+        "run it where Slurm's programs are on the PATH and scontrol ping finds a controller, as on a login node",
     ),
     "slurm_admin": _Check(
         "states of a Slurm cluster's nodes",
         _slurm_admin,
-        "only root, Slurm's own user, and its operators and administrators may change them: ask one of them, on a "
-        "staging cluster",
+        "needs a controller that answers, and a user who may change nodes (root, Slurm's own user, its operators and "
+        "administrators): ask one of them, on a staging cluster",
     ),
     "ssh": _Check("nodes that are reached by ssh", _program("ssh"), "apt-get install openssh-client"),
     "kubectl": _Check(

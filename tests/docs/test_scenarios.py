@@ -39,7 +39,7 @@ def installed(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before, packages = set(sys.modules), {path.name for path in plugins.iterdir()}
     monkeypatch.syspath_prepend(str(plugins))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    for name in ("gpu", "nccl"):
+    for name in ("gpu", "nccl", "slurm", "slurm_admin"):
         there = replace(capabilities.CHECKS[name], find=lambda: "as if it were there")
         monkeypatch.setitem(capabilities.CHECKS, name, there)
     registry.forget()

@@ -18,6 +18,7 @@ from torchaos.harness import registry
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.running.capabilities import check
 from torchaos.harness.running.launchers.slurm import Slurm, SlurmNode
 from torchaos.harness.running.nodes import agent_life
 from torchaos.harness.running.nodes.agent_socket import JOB, place_of
@@ -95,7 +96,7 @@ def test_the_evidence_is_of_all_nodes(slurm: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "target", "words"),
     [
-        ("node_down", {"node": 1}, "Slurm's own user, and its operators"),
+        ("node_down", {"node": 1}, "root, Slurm's own user, its operators"),
         ("requeue", {"nodes": [0, 1]}, r"write job.slurm: \{submit: batch\}"),
         ("cancel_step", {"node": 1}, r"write target: \{nodes: \[0, 1\]\}"),
     ],
@@ -114,6 +115,15 @@ def test_what_the_plan_refuses(
     file.write_text(json.dumps(scenario))
     with pytest.raises(UsageError, match=words):
         make_plan(load(file), file, 0)
+
+
+def test_programs_without_a_controller_are_no_cluster(slurm: Path) -> None:
+    """The programs alone can start nothing: the machine lacks Slurm, and is told how to find out."""
+    assert check("slurm").present
+    (slurm / "scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at head is DOWN'\n")
+    found = check("slurm")
+    assert not found.present
+    assert "scontrol ping finds a controller" in found.remedy
 
 
 def test_an_allocation_that_has_lost_a_node(slurm: Path) -> None:

@@ -22,7 +22,7 @@ job:
 faults:
   - inject: process.kill
     target: {{rank: 1}}
-    when: {{step: {step}, phase: backward}}
+    when: {{{when}, phase: backward}}
 assert:
   - recovery_time: {{catch_up: {bound}}}
   - loss_continuity
@@ -34,7 +34,7 @@ import pytest
 
 @pytest.mark.torchaos("kill-rank.yaml")
 def test_recovers(run):
-    assert run.recovery.caught_up_s < 60
+    assert run.recovery.caught_up_s < 600
     assert run.record.history.last_step == run.twin.history.last_step == 30
 """
 
@@ -47,7 +47,7 @@ def clean(folder: Path) -> dict[str, str]:
 
 def test_the_plugin_and_the_page_come_with_the_wheel(from_wheel: Path, tmp_path: Path) -> None:
     """Without anything of the checkout, a scenario is collected and a page is written with all that it needs."""
-    (tmp_path / "kill-rank.yaml").write_text(SCENARIO.format(name="kill-rank", step=12, bound="60s"))
+    (tmp_path / "kill-rank.yaml").write_text(SCENARIO.format(name="kill-rank", when="step: 12", bound="60s"))
     env = clean(tmp_path)
     listed = run(from_wheel, "-m", "pytest", "-q", "--collect-only", "kill-rank.yaml", cwd=tmp_path, env=env)
     names = [line for line in listed.splitlines() if "::" in line]
@@ -64,10 +64,13 @@ def test_the_plugin_and_the_page_come_with_the_wheel(from_wheel: Path, tmp_path:
 @pytest.mark.job
 @pytest.mark.timeout(900)
 def test_three_scenarios(from_wheel: Path, tmp_path: Path) -> None:
-    """One passes, one fails for a bound that nobody can keep, one is inconclusive since its fault comes too late:
+    """One passes, one fails for a bound that nobody can keep, one is inconclusive since the attempt of its fault never
+    comes:
     pytest, its JUnit file and the pages say so; the three share one twin, and a test in Python the first one's run."""
-    for name, step, bound in (("kill-rank", 12, "60s"), ("too-slow", 12, "1ms"), ("too-late", 90, "60s")):
-        (tmp_path / f"{name}.yaml").write_text(SCENARIO.format(name=name, step=step, bound=bound))
+    whens = {"kill-rank": "step: 12", "too-slow": "step: 12", "too-late": "attempt: 3"}
+    for name, when in whens.items():
+        bound = "1ms" if name == "too-slow" else "10m"
+        (tmp_path / f"{name}.yaml").write_text(SCENARIO.format(name=name, when=when, bound=bound))
     (tmp_path / "pytest.ini").write_text("[pytest]\ntorchaos_scenarios = *.yaml\n")
     (tmp_path / "test_job.py").write_text(TEST)
     command = [str(from_wheel), "-m", "pytest", "--junitxml", "junit.xml"]

@@ -30,6 +30,7 @@ case " $* " in
     if grep -q forgotten {job}; then echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; fi
     cat {job} ;;
 *" show hostnames "*) echo "$3" | tr , '\\n' ;;
+*" ping "*) echo 'Slurmctld(primary) at head is UP' ;;
 *" show config "*) echo 'SlurmUser               = slurm(64030)' ;;
 *" StartTime=now "*) ;;
 *) echo 'slurm error: access denied' >&2; exit 1 ;;

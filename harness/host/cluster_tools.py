@@ -130,8 +130,7 @@ class Kubectl:
         done = _run(argv, given, timeout_s)
         printed = done.stdout.decode(errors="replace")
         if done.returncode:
-            words = _last_words(done.stderr.decode(errors="replace"))
-            raise _Refused(f"kubectl: {words or f'exit code {done.returncode}'}", printed)
+            raise _Refused(last_words("kubectl", done.stderr.decode(errors="replace"), done.returncode), printed)
         return printed
 
     @staticmethod
@@ -141,12 +140,14 @@ class Kubectl:
         return done.returncode, (done.stdout + done.stderr).decode(errors="replace").strip()
 
 
-def _last_words(said: str) -> str:
-    """The last complete lines of kubectl's error output, without the lines of its log, such as `E0131 13:52 ...`."""
+def last_words(program: str, said: str, code: int) -> str:
+    """The name of a program that failed, and the last complete lines of its error output, without the lines of
+    kubectl's log, such as `E0131 13:52 ...`, and without the name that each line of a program of Slurm begins with."""
     lines = [line.strip() for line in said.splitlines() if not re.match(r"[EIWF]\d{4} |Warning: ", line)]
+    lines = [line.removeprefix(f"{program}: ") for line in lines if line]
     while len(lines) > 1 and len(" ".join(lines)) > _MOST_WORDS:
         lines.pop(0)
-    return " ".join(lines).strip()[:_MOST_WORDS]
+    return f"{program}: {' '.join(lines)[:_MOST_WORDS] or f'exit code {code}'}"
 
 
 def _run(argv: Sequence[str], given: bytes, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
@@ -176,7 +177,7 @@ def ask(argv: Sequence[str], timeout_s: float = ASK_S, given: str = "") -> str:
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"{argv[0]} has not answered for {timeout_s:g} s") from error
     if done.returncode and _UNKNOWN not in done.stderr:
-        raise OSError(f"{argv[0]}: {done.stderr.strip()[-300:] or f'exit code {done.returncode}'}")
+        raise OSError(last_words(argv[0], done.stderr, done.returncode))
     return "" if done.returncode else done.stdout
 
 

@@ -16,6 +16,7 @@ import slurm_programs
 
 from torchaos.harness import registry
 from torchaos.harness.fault_drivers.site import OutsideSite
+from torchaos.harness.host.cluster_tools import ask
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.running.capabilities import check
@@ -124,6 +125,16 @@ def test_programs_without_a_controller_are_no_cluster(slurm: Path) -> None:
     found = check("slurm")
     assert not found.present
     assert "scontrol ping finds a controller" in found.remedy
+
+
+def test_an_error_of_slurm_is_told_whole_and_once(slurm: Path) -> None:
+    """Each line of a program begins with its name, which is said once, and no line is cut in its middle."""
+    lines = [f"squeue: error: cause {n}: {'x' * 90}" for n in range(9)]
+    (slurm / "squeue").write_text("#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in lines) + "exit 1\n")
+    with pytest.raises(OSError, match=r"^squeue: error: cause [1-9]: x{90} error: cause") as told:
+        ask(["squeue"])
+    assert str(told.value).count("squeue") == 1
+    assert str(told.value).endswith(f"cause 8: {'x' * 90}")
 
 
 def test_an_allocation_that_has_lost_a_node(slurm: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from torchaos.harness.host.cluster_tools import about_job, about_node, ask, hosts_of
+from torchaos.harness.host.cluster_tools import about_job, about_node, ask, hosts_of, last_words
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.record.plan import counted
@@ -248,7 +248,7 @@ class Slurm(RemoteLauncher):
             assert salloc.stdout is not None
             said = salloc.stdout.read()
         if (found := re.search(r"Granted job allocation (\d+)", said)) is None:
-            raise ChaosError(f"salloc gave no allocation: {said.strip()[-200:]}")
+            raise ChaosError(f"Slurm gave no allocation: {last_words('salloc', said, salloc.returncode)}")
         return found[1]
 
     def _await_running(self, job: str) -> Mapping[str, str]:

@@ -27,6 +27,8 @@ from torchaos.harness.record.record import records_of as replicas_of
 from torchaos.harness.record.result import Case, FaultResult, Verdict
 from torchaos.harness.registry import injector_of
 
+NOTHING_RECORDED = "nothing was recorded: the job was never started, or the run's journal is gone"
+
 
 def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
     """Why the fault landed at a wrong place or time, or too often or too seldom, as a clause. None if it landed as
@@ -95,10 +97,10 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
 
 
 def never_started(run: Record) -> str | None:
-    """Why nothing can be judged: the run was ended before its job was started, or was interrupted before its first
-    step."""
+    """Why nothing can be judged: the run was ended before its job was started, or before anything was recorded, or was
+    interrupted before its first step."""
     if not run.stopped:
-        return None
+        return None if run.events else NOTHING_RECORDED
     if not run.plan.job.attached and not any(run.of_kind(Kind.JOB_STARTED)):
         return "the job was never started, so there is nothing to judge"
     ended = ended_before_steps(run) if run.stopped.data.get("interrupted", True) else ""

@@ -26,6 +26,7 @@ from torchaos.harness.analysis.ending import (
 )
 from torchaos.harness.analysis.explanations import because, causes_in_words, linked, split_brain
 from torchaos.harness.analysis.gates import (
+    NOTHING_RECORDED,
     fault_result,
     faults_case,
     never_reached,
@@ -93,7 +94,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     verdict, reason, decided_by = _overall(run, twins, cases, mixed, faults)
     if verdict is not Verdict.PASSED:
         died, unloaded = died_by_itself(run), not_resumed(run) if verdict is Verdict.FAILED else ""
-        if why := died or (reason if never_started(run) else unloaded):
+        if why := died or (reason if run.stopped and never_started(run) else unloaded):
             shown = decided_by or next((case.name for case in cases), "")
             cases = [replace(case, reason=f"{why}; {case.reason}") if case.name == shown else case for case in cases]
         if unloaded and not died:
@@ -201,7 +202,8 @@ def _rollback_case(run: Record) -> Case:
     unhealed = {_owner(event) for event in guarded if back.get(_owner(event), -math.inf) < event.mono_s}
     if unhealed:
         return Case("rollback", "rollback", Verdict.ERROR, f"nothing shows that {min(unhealed)} was undone")
-    return Case("rollback", "rollback", Verdict.PASSED, "every change was undone, and every undo was verified")
+    told = "every change was undone, and every undo was verified" if undone else "there was nothing to undo"
+    return Case("rollback", "rollback", Verdict.PASSED, told)
 
 
 def _owner(event: Event) -> str:
@@ -231,6 +233,8 @@ def _overall(
             return Verdict.INCONCLUSIVE, f"{journal} is damaged: {many}", ""
     if lacks := missing_in_words(run, twins):
         return Verdict.INCONCLUSIVE, lacks, ""
+    if not run.events:
+        return Verdict.INCONCLUSIVE, NOTHING_RECORDED, ""
     split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
     if mixed and not split:
         return Verdict.INCONCLUSIVE, mixed, ""

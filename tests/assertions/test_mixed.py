@@ -48,6 +48,17 @@ def test_a_job_that_was_never_started_failed_nothing(trainer: Any) -> None:
     assert why in found.reason
 
 
+def test_a_run_of_which_nothing_was_recorded(trainer: Any) -> None:
+    """Its twin could not be made, so its job was never started: nothing says what an agent or a fault did not do."""
+    run = replace(trainer().record(), events=())
+    found = verdict_of(run, [], "")
+    assert (found.verdict, found.reason) == (
+        Verdict.INCONCLUSIVE,
+        "nothing was recorded: the job was never started, or the run's journal is gone",
+    )
+    assert {case.name: case.reason for case in found.cases}["rollback"] == "there was nothing to undo"
+
+
 @pytest.mark.parametrize(("interrupted", "completed"), [(True, Verdict.INCONCLUSIVE), (False, Verdict.FAILED)])
 def test_a_run_that_was_ended_before_its_first_step_says_so(
     trainer: Any, interrupted: bool, completed: Verdict

@@ -91,7 +91,7 @@ CLOSING: dict[str, tuple[Callable[[Release], None], int, str]] = {
     "not finished": (without("result.json"), 1, "no run of it counts: the newest is stale"),  # by its journal
     "cut": (cut_result, 1, "no run of it counts: the newest is stale"),
     "no record": (without("plan.json"), 1, "it can't be judged again"),
-    "no journal": (without("events"), 2, "it never landed: no trace of it"),
+    "no journal": (without("events"), 2, "the run's journal is gone"),
     "damaged journal": (damage_journal, 2, "the journal is damaged"),
     "a link in it": (swap_for_link, 1, "it is a link"),
     "says nothing of an assertion": (drop_case, 1, "loss_continuity: the run's result has no such case"),

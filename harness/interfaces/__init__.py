@@ -1,7 +1,6 @@
 """The interfaces on which plug-ins and the harness agree. No interface mentions a particular implementation. All names
 are imported from this package. The base classes of faults, assertions and conditions are in `base_classes`."""
 
-from torchaos.harness.interfaces.errors import ChaosError, UsageError
 from torchaos.harness.interfaces.faults import Evidence, Handle, Hits, Irreversible, Target, Touches, Where
 from torchaos.harness.interfaces.findings import (
     Finding,
@@ -16,16 +15,19 @@ from torchaos.harness.interfaces.findings import (
     unhit,
 )
 from torchaos.harness.interfaces.jobs import (
+    CheckpointFormat,
+    Emit,
     JobSpec,
     Launcher,
     LiveNode,
     Node,
     NodeSite,
+    Probe,
     RankProcess,
     RemoteLauncher,
     Site,
+    Watched,
 )
-from torchaos.harness.interfaces.observers import CheckpointFormat, Emit, Probe, Watched
 
 __all__ = [
     "ChaosError", "CheckpointFormat", "Emit", "Evidence", "RemoteLauncher", "Finding", "First",
@@ -33,3 +35,16 @@ __all__ = [
     "Outcome", "Probe", "RankProcess", "Site", "Target", "Touches", "UsageError", "Watched", "What", "Where", "failed",
     "inconclusive", "passed", "unhit",
 ]  # fmt: skip
+
+
+class ChaosError(Exception):
+    """An error whose text is meant for the user: it says where the problem is, what is wrong, and what to do. It is
+    shown without a traceback."""
+
+    exit_code = 5
+
+
+class UsageError(ChaosError):
+    """The command line, the scenario or the machine can't do what is asked."""
+
+    exit_code = 3

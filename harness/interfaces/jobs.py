@@ -1,7 +1,9 @@
-"""A job: how it is started, its nodes and ranks, and the places at which faults are applied to it."""
+"""A job: how it is started, its nodes and ranks, the places at which faults are applied to it, the probes that observe
+it, and the formats of its checkpoints."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,3 +250,40 @@ class NodeSite(Site, Protocol):
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
         """Waits at most `timeout_s` seconds until the target processes have ended. Returns the pids that are still
         alive."""
+
+
+Emit = Callable[[Kind, Mapping[str, Any]], Event]
+
+
+class Probe(Protocol):
+    """Observes the job from outside, and changes nothing: it only emits events. `sample` is called every `period_s`
+    seconds."""
+
+    period_s: float
+
+    def sample(self, emit: Emit) -> None: ...
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The folders that the probes of conditions may read. `mark`: the mark that every command of such a probe must have
+    in its environment. `ended`: set when the run ends."""
+
+    run_dir: Path
+    checkpoints: Path | None
+    mark: str
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class CheckpointFormat(Protocol):
+    """How checkpoints of one format are recognised and read. Inherit from `Format` in checkpoints/formats/format.py: it
+    has a default for everything but the name."""
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def is_folder(self, files: Any, folder: str, names: Sequence[str]) -> bool: ...
+
+    def read_file(self, files: Any, path: str, size: int, into: Any, prefix: str = "") -> None: ...
+
+    def read_folder(self, files: Any, folder: str, into: Any, prefix: str = "") -> None: ...

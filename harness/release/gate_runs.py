@@ -5,11 +5,12 @@ each seed is judged. A run with an unknown property counts too, but closes the g
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -17,11 +18,69 @@ from pathlib import Path
 
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import ChaosError, UsageError
-from torchaos.harness.record.plan import seconds_in_words
+from torchaos.harness.record.plan import Plan, seconds_in_words
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir, commit_in, explored_in, result_in
 from torchaos.harness.release.gate_file import Wanted
-from torchaos.harness.release.tested_code import Unknown, changed_since
+from torchaos.harness.running.planner.job_plan import folder_of
+from torchaos.harness.running.twin_runs.twin import made_of
+from torchaos.harness.running.twin_runs.twin_key import digest, sources_of
+from torchaos.harness.scenario.job_grammar import Job
+
+_CONFIGURATION = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".py")
+
+
+class Unknown(Exception):
+    """The sources can't be compared. The text is a clause that says why."""
+
+
+def changed_since(run: RunDir, job: Job, file: Path) -> str:
+    """A clause about the first source of the job that has changed since the run: those that are part of the key of a
+    twin (running/twin_key.py), and the configuration files that the job of the run's twin read. Empty if none has.
+    Their paths are relative to the job's working directory, so the run may have been made in another checkout, or on
+    another machine. `job`: the job of the scenario in `file`. Raises Unknown."""
+    try:
+        cwd = folder_of(job, file)
+        plan = Plan.read(run.plan)
+    except (OSError, ValueError, UsageError) as error:
+        raise Unknown(f"the job can't be read: {error}") from error
+    then = {**_read_by_the_twin(run, Path(plan.job.cwd)), **_recorded(run)}
+    there = {name: digest(cwd / name) for name in then if (cwd / name).is_file()}
+    if not there:
+        raise Unknown(f"none of its files is in {cwd}")
+    for name, was in then.items():
+        if name not in there and name.startswith(os.pardir):
+            raise Unknown(f"{cwd / name} is not here")
+        if there.get(name) != was:
+            return f"{name} {'has changed' if name in there else 'is gone'}"
+    now = sources_of(replace(plan, job=replace(plan.job, cwd=str(cwd))))
+    new = next((name for name in now if name not in then and not name.startswith(os.pardir)), None)
+    return f"{new} is new" if new else ""
+
+
+def _recorded(run: RunDir) -> Mapping[str, str]:
+    """The digests that the run recorded, by path."""
+    try:
+        found = json.loads((run.artifacts / "sources.json").read_text())
+        files = {str(name): str(was) for name, was in found["files"].items()}
+        unknown = str(found["unknown"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unknown("the run did not record it") from error
+    if unknown or not files:
+        raise Unknown(unknown or "no source of the job is known")
+    return files
+
+
+def _read_by_the_twin(run: RunDir, cwd: Path) -> Mapping[str, str]:
+    """The digests of the sources and configuration files below the job's working directory that the job of the twin
+    read."""
+    made = made_of(run.twins / "0")
+    found = {
+        os.path.relpath(path, cwd): was for path, (_, _, was) in (made.files if made else {}).items()
+        if was and path.endswith(_CONFIGURATION)
+    }  # fmt: skip
+    return {name: was for name, was in found.items() if not name.startswith(os.pardir)}
+
 
 SKEW = timedelta(minutes=5)  # the largest accepted difference between the clocks of two machines
 

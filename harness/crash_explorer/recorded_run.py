@@ -35,8 +35,8 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.run import Run, Stoppable
-from torchaos.harness.running.twin_runs.twin import Twins, fault_free, finished_well
-from torchaos.harness.running.twin_runs.twin_key import record_sources
+from torchaos.harness.running.twin import Twins, fault_free, finished_well
+from torchaos.harness.running.twin_key import record_sources
 
 # The agent's hooks that show when ranks wait for each other (without them, only the recorded order of operations is
 # tried), and the hook that shows what a rank imports, for forked ranks.

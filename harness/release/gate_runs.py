@@ -23,8 +23,8 @@ from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir, commit_in, explored_in, result_in
 from torchaos.harness.release.gate_file import Wanted
 from torchaos.harness.running.planner.job_plan import folder_of
-from torchaos.harness.running.twin_runs.twin import made_of
-from torchaos.harness.running.twin_runs.twin_key import digest, sources_of
+from torchaos.harness.running.twin import made_of
+from torchaos.harness.running.twin_key import digest, sources_of
 from torchaos.harness.scenario.job_grammar import Job
 
 _CONFIGURATION = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".py")

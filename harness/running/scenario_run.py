@@ -21,8 +21,8 @@ from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.running.engine.run import Run, Stoppable, Watcher
 from torchaos.harness.running.engine.watches import check_disk
 from torchaos.harness.running.launchers.factory import check_cluster
-from torchaos.harness.running.twin_runs.twin import Twins, check_reached, last_step_in, made_of, too_late
-from torchaos.harness.running.twin_runs.twin_key import record_sources
+from torchaos.harness.running.twin import Twins, check_reached, last_step_in, made_of, too_late
+from torchaos.harness.running.twin_key import record_sources
 
 
 class ScenarioRun(Stoppable):

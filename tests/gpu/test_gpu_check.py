@@ -19,8 +19,8 @@ from waiting import wait_until
 
 from torchaos.harness.host.native_libraries import compiler
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.twin_runs.twin import fault_free
-from torchaos.harness.running.twin_runs.twin_key import key_of
+from torchaos.harness.running.twin import fault_free
+from torchaos.harness.running.twin_key import key_of
 from torchaos.harness.scenario.loader import load
 
 PROGRAM = Path(__file__).parents[2] / "lab" / "gpu-check"

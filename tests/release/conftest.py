@@ -19,7 +19,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.release.gate_file import load
 from torchaos.harness.release.gate_runs import Terms, found_in
 from torchaos.harness.release.gate_verdict import Judged, judge_gate
-from torchaos.harness.running.twin_runs.twin_key import record_sources
+from torchaos.harness.running.twin_key import record_sources
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs"
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)

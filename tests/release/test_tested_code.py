@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.twin_runs.twin_key import Inputs
+from torchaos.harness.running.twin_key import Inputs
 
 from .conftest import Release, change_json
 

@@ -14,8 +14,8 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.undo_log import OpenRun, UndoLog, UndoRecord
+from torchaos.harness.running import twin
 from torchaos.harness.running.housekeeping import at_work
-from torchaos.harness.running.twin_runs import twin
 
 
 def run_of(path: Path, days: float, size: int = 1 << 20) -> Path:

@@ -23,8 +23,8 @@ from torchaos.harness.record.plan import After, Named, Plan, PlannedFault, Plann
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.scenario_run import ScenarioRun
-from torchaos.harness.running.twin_runs.twin import Twins, finished_well, kept_twin_of, last_step_in, unreached
-from torchaos.harness.running.twin_runs.twin_key import key_of
+from torchaos.harness.running.twin import Twins, finished_well, kept_twin_of, last_step_in, unreached
+from torchaos.harness.running.twin_key import key_of
 
 
 def last_step_of(plan: Plan, cache: Path) -> int | None:
@@ -300,7 +300,7 @@ def test_an_interrupt_during_the_twin_is_told(trainer: Any, tmp_path: Path, monk
         leaves(stopped(trainer().record()))(plan, folder)
         scenario_run.stop("SIGINT was received")
 
-    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert "SIGINT" in result.reason
@@ -323,7 +323,7 @@ def test_an_interrupt_during_a_further_twin_fails_nothing(
         if number == 2:
             scenario_run.stop("SIGINT was received")
 
-    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert next(made) == 3
@@ -351,7 +351,7 @@ def test_a_run_whose_faults_all_come_after_the_end_is_not_made(
         next(made)
         leaves(trainer().record())(plan, folder)
 
-    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     if runs == 1:
         said = "x.yaml:9:18: kill-500 comes in step 500, and the job ends at step 30, as its twin did; write an earlier"
@@ -381,7 +381,7 @@ def test_a_job_that_dies_by_itself_before_all_faults_is_not_run_again(
         leaves(replace(run, events=tuple(events)))(plan, folder)
         (folder.logs / "job-0.log").write_text("ValueError: the data set ends here\n")
 
-    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert next(made) == runs
@@ -471,7 +471,7 @@ def ran(
     made = count()
     plan = plan or replace(plan_of("train"), twin={"runs": 3}, asserts=(Named("loss_continuity", {}),))
     scenario_run = ScenarioRun(plan, RunDir(tmp_path / name), b"", [])
-    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", lambda plan, folder: leaves(makes(next(made)))(plan, folder))
     return scenario_run, scenario_run(), next(made)
 
@@ -559,7 +559,7 @@ def test_a_second_twin_says_why_it_is_made(trainer: Any, tmp_path: Path, monkeyp
         told.append([*scenario_run._unsaid])
         leaves(trainer(noise=float(next(made) + 1)).record())(plan, where)
 
-    monkeypatch.setattr("torchaos.harness.running.twin_runs.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert told == [[], [], ["the run differs from its twin: a second twin shows whether that is noise"]]

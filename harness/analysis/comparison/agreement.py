@@ -5,7 +5,7 @@ An attempt may execute only the rest of a step, if the job had saved in the midd
 gradients. The losses and samples of such a step are the last part of the twin's step, and the following steps are equal
 to the twin's: so the gradients of the first part came from the checkpoint. Such a step is compared as a whole.
 
-Changed input files are found before a run (running/twin_runs/twin_key.py). Any other change shows only in the records.
+Changed input files are found before a run (running/twin_key.py). Any other change shows only in the records.
 """
 
 from __future__ import annotations

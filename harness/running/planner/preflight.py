@@ -20,7 +20,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.running.launchers.torchrun_line import restarts_of
 from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine, consents, target_of
 from torchaos.harness.running.planner.job_plan import missing_script, warnings_in, written_size
-from torchaos.harness.running.twin_runs.twin import check_reached, kept_twin_of, too_late, unreached
+from torchaos.harness.running.twin import check_reached, kept_twin_of, too_late, unreached
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job_grammar import Job
 from torchaos.harness.scenario.job_override import with_job

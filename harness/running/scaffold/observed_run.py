@@ -22,7 +22,7 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.run import Run, Stoppable, Watcher
-from torchaos.harness.running.twin_runs.twin import Twins
+from torchaos.harness.running.twin import Twins
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from torchaos.harness.record.plan import Plan, PlannedFault
 from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.reaper_client import UndoError, undo_from_log
-from torchaos.harness.running.twin_runs.twin_key import Inputs, difference, key_in, key_of, parts_of, sources_changed
+from torchaos.harness.running.twin_key import Inputs, difference, key_in, key_of, parts_of, sources_changed
 
 MOST_TWINS, MOST_BYTES = 200, 10 << 30  # limits of the cache
 _TRIES = 4

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchaos.harness.agent.injection.rank_site import RankSite
-from torchaos.harness.base_classes import API, Assertion, Condition, Fault
+from torchaos.harness.base_classes import API, Assertion, Condition, Count, Fault, Positive, Seconds, Share, Size, drawn
 from torchaos.harness.interfaces import (
     ChaosError,
     Emit,
@@ -38,7 +38,6 @@ from torchaos.harness.interfaces import (
     unhit,
 )
 from torchaos.harness.protocol import IN_RANK
-from torchaos.harness.protocol.quantities import Count, Positive, Seconds, Share, Size, drawn
 from torchaos.harness.protocol.wire import Event, Kind, Phase
 
 if TYPE_CHECKING or not IN_RANK:

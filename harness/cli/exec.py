@@ -14,7 +14,7 @@ import click
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.agent_plan import AgentPlan
-from torchaos.harness.protocol.sample_sums import of_each
+from torchaos.harness.protocol.check_sums import sample_bytes_of_each
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.node_channel import PATIENCE_S, await_place, is_made
 from torchaos.harness.running.nodes.node_exec import NodeExec, node_index, node_of
@@ -63,6 +63,6 @@ def make(run: RunDir, scenario: Path) -> None:
     root = None if plan.job.checkpoints is None else plan.job.checkpoints.replace("{run}", str(run.job))
     partial = run.agent_plan.with_name(".plan.json")
     mark, size = f"{run.root.name}-{secrets.token_hex(4)}", plan.job.world_size
-    agent = AgentPlan(mark, str(run.events), plan.hooks, (), root, of_each(size))
+    agent = AgentPlan(mark, str(run.events), plan.hooks, (), root, sample_bytes_of_each(size))
     agent.write(partial)
     os.replace(partial, run.agent_plan)  # the other nodes wait for this file

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
+from torchaos.harness.base_classes import parse_duration
 from torchaos.harness.cli.options import AS_JSON, PATH, RunFolder, cli
 from torchaos.harness.cli.run_output import RUNS, is_told
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.protocol.quantities import parse_duration
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.rollback import undo_log

@@ -32,10 +32,9 @@ from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
 from torchaos.harness.crash_explorer.exploration_summary import STATE, Explored, files_of, script_of
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.launcher_resume import LauncherResume
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.recorded_run import Recorded
-from torchaos.harness.crash_explorer.resume_chain import ResumeChain
+from torchaos.harness.crash_explorer.resume_chain import LIKE, ResumeChain
 from torchaos.harness.crash_explorer.resume_outcomes import (
     SHOWN,
     Class,
@@ -45,10 +44,9 @@ from torchaos.harness.crash_explorer.resume_outcomes import (
     may_pay,
 )
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
-from torchaos.harness.crash_explorer.reuse import LIKE
+from torchaos.harness.crash_explorer.resumers import LauncherResume, WarmResumes
 from torchaos.harness.crash_explorer.s3_store import Served
 from torchaos.harness.crash_explorer.selection import Choice, chosen, nodes_of, state_named
-from torchaos.harness.crash_explorer.warm_resumes import WarmResumes
 from torchaos.harness.fault_drivers.checkpoint_edits import Mode
 from torchaos.harness.fault_drivers.damage_fault import CheckpointFault, carry_out, decide
 from torchaos.harness.host.disk import owner_only, write_atomically

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness import agent
-from torchaos.harness.crash_explorer.launcher_resume import Patience, StopRule
+from torchaos.harness.crash_explorer.resume_runs import Patience, StopRule
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID, Kind, start_ticks

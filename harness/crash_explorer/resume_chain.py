@@ -1,22 +1,41 @@
 """The chain of those who can resume the job from a state, the cheapest first:
 
-reuse            a resume from another state, if the job sees no difference
-warm_resumes     forked ranks. A failure of theirs is only suspected, until a start without a fork shows it:
-warm_resumes     new interpreters, if the launcher has shown the same failure before, and as long as they show it
-launcher_resume  the job's own launcher"""
+ReusedResumes   a resume from another state, if the job sees no difference
+WarmResumes     forked ranks. A failure of theirs is only suspected, until a start without a fork shows it:
+WarmResumes     new interpreters, if the launcher has shown the same failure before, and as long as they show it
+LauncherResume  the job's own launcher
+
+If a state gives the same answers to all questions that a resume asked of the checkpoint folder, the events and files of
+this resume are used for the state too, and judged with the state's own death. For the same resume, another death can
+mean another verdict: a start from scratch is right before the first checkpoint, and lost work after it. If the job
+failed from one state before its first step, it fails in the same way from each state that gives the same answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.launcher_resume import LauncherResume
-from torchaos.harness.crash_explorer.resume_outcomes import Outcome, failed_at_once, failure, is_suspected, with_proof
-from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns
-from torchaos.harness.crash_explorer.reuse import ReusedResumes
-from torchaos.harness.crash_explorer.warm_resumes import WarmResumes
+from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers
+from torchaos.harness.crash_explorer.recording_log import stats_of
+from torchaos.harness.crash_explorer.resume_outcomes import (
+    Class,
+    Outcome,
+    failed_at_once,
+    failure,
+    is_suspected,
+    with_proof,
+)
+from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns, checkpoints_in
+from torchaos.harness.crash_explorer.resumers import LauncherResume, Shown, WarmResumes, difference
+from torchaos.harness.host.disk import owner_only, write_atomically
+from torchaos.harness.protocol.rank_files import MANIFESTS
+from torchaos.harness.record.rundir import RunDir
 
 
 class ResumeChain:
@@ -121,3 +140,243 @@ class ResumeChain:
         known = any(not one.warm and failure(one) == failure(suspected) for one in self._done.values())
         made = self._forks.anew(state, again, self._reused.every) if known and self._forks else None
         return made if made and failure(made.outcome) == failure(suspected) else None
+
+
+_MOST_BYTES = 2 << 30  # of new checkpoints that are kept, of all resumes
+_STANDS = (Class.RIGHT, Class.LOST_WORK, Class.WRONG)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """One resume that may stand for others."""
+
+    state: State
+    questions: ReadSet
+    cold: bool
+    until: int  # the highest step at a death after which this resume went on for long enough
+    staged_s: tuple[float, float]  # when its state was put on disk: CLOCK_MONOTONIC, and seconds since the epoch
+    folder: Path  # what it left: `files` (of the checkpoint folder), and folders of the run directory
+    gone: tuple[str, ...]  # paths that it removed from the checkpoint folder
+
+
+class ResumeCache:
+    """The resumes that may stand for others, of one exploration."""
+
+    def __init__(self, trials: ResumeRuns, home: Path) -> None:
+        self._trials, self._home = trials, home
+        self._known: list[Resumed] = []
+        self._bytes = 0
+        self._inventories: dict[Hashable, str] = {}  # of the checkpoints that are there after a resume
+        shutil.rmtree(home, ignore_errors=True)
+
+    def learn(self, state: State, questions: ReadSet, found: Outcome, ended: bool) -> None:
+        """Keeps the resume whose files are in the folder of resumes. `ended`: the job went on to its last step."""
+        if found.kind not in _STANDS or found.from_step is None or self._bytes > _MOST_BYTES:
+            return
+        trials, folder = self._trials, self._home / str(len(self._known))
+        root = checkpoints_in(trials.plan, trials.now)
+        was, now = trials.staged, stats_of(root)
+        for path in (path for path in now if now[path] != was.get(path)):
+            self._bytes += _put(root / path, folder / "files" / path)
+        for name, left_out in _parts(trials.now):
+            for own in _files(trials.now.root / name):
+                if own.name not in (left_out, *trials.manifests):
+                    _put(own, folder / name / own.name)
+        gone = tuple(path for path in was if path not in now)
+        until = 1 << 60 if ended else found.died_at_step
+        self._known.append(Resumed(state, questions, not found.warm, until, trials.staged_s, folder, gone))
+
+    def of(self, state: State) -> Resume | None:
+        """The resume of the state by that of a state that looks the same to the job. None if there is no such resume,
+        or none that went on for long enough. `warm` of the outcome says how this other resume was started."""
+        died_at = self._trials.died_at(state)
+        same = [one for one in self._known if died_at <= one.until and one.questions.same(one.state.tree, state.tree)]
+        one = max(same, key=lambda each: each.cold, default=None)
+        return None if one is None else self._put_on(state, one)
+
+    def close(self) -> None:
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _put_on(self, state: State, one: Resumed) -> Resume:
+        trials = self._trials
+        trials.stage(state, one.staged_s[0])
+        root = checkpoints_in(trials.plan, trials.now)
+        for own in map(root.joinpath, trials.staged):  # unchanged files must not look newer than the resume
+            if own.is_file() and not own.is_symlink() and own.stat().st_nlink == 1:
+                os.utime(own, (one.staged_s[1], one.staged_s[1]))
+        for gone in sorted(one.gone, reverse=True):
+            _remove(root / gone)
+        files = one.folder / "files"
+        own_files = sorted(files.rglob("*")) if files.is_dir() else []
+        for path in own_files:
+            to = root / path.relative_to(files)
+            if path.is_dir() and not path.is_symlink():
+                to.mkdir(parents=True, exist_ok=True)
+            else:
+                _remove(to)
+                _put(path, to)
+        for name, _left_out in _parts(trials.now):
+            for path in _files(one.folder / name):
+                _put(path, trials.now.root / name / path.name)
+        self._take_inventory(state, one, {path.relative_to(files).as_posix() for path in own_files})
+        made = trials.judge(state, False, 0.0, warm=not one.cold)
+        return replace(made, outcome=replace(made.outcome, like=one.state.name))
+
+    def _take_inventory(self, state: State, one: Resumed, put: Collection[str]) -> None:
+        """Reads the checkpoints that are in the folder now. If the same resume has left the same files on another
+        state, they were read before. `put`: the paths of the files and folders of the resume."""
+        trials, tree = self._trials, state.tree
+        root, inventory = checkpoints_in(trials.plan, trials.now), trials.now.artifacts / "inventory.json"
+        kept = {
+            path: tree.files[path].digest if path in tree.files else tree.links.get(path, "")
+            for path in trials.staged if path not in put and os.path.lexists(root / path)
+        }  # fmt: skip
+        manifests = {path.name for path in _files(trials.now.agent_plan.parent / MANIFESTS)}
+        key = one.folder, frozenset(kept.items()), frozenset(manifests)
+        if key in self._inventories:
+            write_atomically(inventory, self._inventories[key], private=True)
+            return
+        trials.take_inventory()
+        text = inventory.read_text() if inventory.exists() else ""
+        if text and not json.loads(text)["problem"]:  # it was read to its end
+            self._inventories[key] = text
+
+
+def _parts(run: RunDir) -> list[tuple[str, str]]:
+    """The folders of the run directory in which a resume leaves something, each with a name that is left out."""
+    manifests = run.agent_plan.parent / MANIFESTS
+    folders = ((run.events, synthetic_crash.FILE), (run.logs, ""), (run.artifacts, "inventory.json"), (manifests, ""))
+    return [(str(folder.relative_to(run.root)), left_out) for folder, left_out in folders]
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+
+
+def _put(path: Path, to: Path) -> int:
+    """Gives the file a second name, or makes the folder or link again. Returns the bytes that a new file keeps on
+    disk."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        to.symlink_to(os.readlink(path))
+    elif path.is_dir():
+        to.mkdir(exist_ok=True)
+    else:
+        os.link(path, to)
+        return 512 * path.stat().st_blocks
+    return 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class FailureCache:
+    """The failures that may stand for those of other states. They are kept in the file `looks.jsonl`, for when the
+    exploration is continued."""
+
+    def __init__(self, home: Path, states: Sequence[State]) -> None:
+        self._path = home / "looks.jsonl"
+        by_key = {(state.digest, state.model): state for state in states}
+        self._known: list[tuple[State, ReadSet]] = []
+        for line in self._path.read_text().splitlines() if self._path.exists() else ():
+            digest, model, asked = json.loads(line)
+            if state := by_key.get((digest, model)):
+                self._known.append((state, ReadSet.from_json(asked)))
+
+    def learn(self, state: State, questions: ReadSet) -> None:
+        """`questions`: what the job asked before it failed from this state."""
+        self._known.append((state, questions))
+        with open(self._path, "ab", opener=owner_only) as file:
+            file.write(json.dumps([state.digest, state.model, questions.to_json()]).encode() + b"\n")
+
+    def of(
+        self, state: State, died_at: Callable[[State], int], done: Mapping[tuple[str, str], Outcome]
+    ) -> Outcome | None:  # fmt: skip
+        """The outcome of the state, from that of a state that looks the same to the job. None if there is none."""
+        for other, questions in self._known:
+            found = done.get((other.digest, other.model))
+            if found and questions.same(other.tree, state.tree):
+                return replace(
+                    found, state=state.name, digest=state.digest, model=state.model, died_at_step=died_at(state),
+                    mended=None, seconds=0.0, operations=state.operations, moments=state.moments, files=(), run_dir="",
+                    last_operation=str(state.last_operation or ""), like=other.name,
+                )  # fmt: skip
+        return None
+
+
+LIKE = (
+    "all that the job asks of the checkpoint folder is the same as in a state from which it was resumed; each was "
+    "judged with its own death"
+)
+_FIRST = 3  # resumes whose questions are noted in any case; later, only if this has saved resumes
+
+
+class ReusedResumes:
+    """Which states have been resumed, and for which other states the result of each holds."""
+
+    def __init__(self, trials: ResumeRuns, home: Path, states: Sequence[State]) -> None:
+        self._trials = trials
+        self.every = ReadTracers(home / "looking")  # for a resume whose questions are always noted
+        self._failures = FailureCache(home, states)
+        self._resumes: ResumeCache | None = ResumeCache(trials, home / "standing")
+        self._kept = self._skipped = 0  # resumes that may stand for others; states that needed no resume
+        self.doubt = ""  # why resumes that trained stand for no others, as a sentence
+
+    @property
+    def tracers(self) -> ReadTracers | None:
+        """The tracers that note the questions of the next resume. None: the questions are not noted, because noting
+        takes time, and saved no resumes so far."""
+        return self.every if self._resumes and self._kept <= _FIRST + self._skipped else None
+
+    def learn(self, state: State, made: Resume) -> None:
+        """Keeps a resume that trained, if its questions are known. Its files must still be in the folder of resumes."""
+        if made.reads is None:
+            return
+        self._kept += 1
+        if self._resumes:
+            ended = made.record.exit_code == 0 and not made.record.stopped
+            self._resumes.learn(state, made.reads, made.outcome, ended)
+
+    def learn_failure(self, state: State, questions: ReadSet) -> None:
+        """Keeps what the job asked before it failed from this state, which must have failed twice."""
+        self._failures.learn(state, questions)
+
+    def of(
+        self, state: State, done: Mapping[tuple[str, str], Outcome], resume: Callable[[State], Resume | None] | None
+    ) -> Outcome | None:
+        """The outcome of the state by a resume from another state; None if there is none. The first such outcome is
+        checked by `resume`; if it differs, no resume that trained stands for others from then on."""
+        found = self._failures.of(state, self._trials.died_at, done)
+        if found or self._resumes is None:
+            return found
+        stood = self._resumes.of(state)
+        if stood and resume and not self._skipped:
+            shown = Shown.of(stood.record)
+            real = resume(state)
+            if real is None:
+                return None
+            self.doubt = _doubt(stood.outcome, shown, real.outcome, Shown.of(real.record))
+            if self.doubt:
+                self._resumes.close()
+                self._resumes = None
+                return real.outcome
+        self._skipped += stood is not None
+        return stood.outcome if stood else None
+
+    def close(self) -> None:
+        self.every.close()
+        if self._resumes:
+            self._resumes.close()
+
+
+def _doubt(found: Outcome, shown: Shown, real: Outcome, really: Shown) -> str:
+    same = real.kind is found.kind
+    why = difference(shown, really) or ("" if same else f"it gives '{real.kind.value}', not '{found.kind.value}'")
+    return why and (
+        f"no resume stands for other states: {found.state} looks the same to the job as {found.like}, and was resumed "
+        f"to check that: {why}"
+    )

@@ -32,8 +32,9 @@ from torchaos.harness.crash_explorer.synthetic_crash import cut_together
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import Harm, Need, UsageError
 from torchaos.harness.protocol.agent_plan import AgentPlan
-from torchaos.harness.protocol.manifest import FOLDER as MANIFESTS
-from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.protocol.rank_files import MANIFESTS
+from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.history import base_of
 from torchaos.harness.record.history.saves_and_loads import handled_paths
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
@@ -337,3 +338,59 @@ def _write(record: Record, folder: RunDir) -> None:
             numbers[event.source] += 1
     for name, artifact in record.artifacts.items():
         write_atomically(folder.artifacts / f"{name}.json", json.dumps(artifact), private=True)
+
+
+_LIFE = frozenset({  # events that show that a rank is alive, or is started again
+    Kind.STEP, Kind.LOSS, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN, Kind.LOAD_END, Kind.AGENT_STARTED,
+    Kind.RANK_UP, Kind.GROUP_JOINED, Kind.JOB_STARTED,
+})  # fmt: skip
+
+
+class StopRule:
+    """Decides when a resume has shown enough: when every rank has trained some steps beyond the death, in the newest
+    attempt."""
+
+    def __init__(self, died_at: int, beyond: int, ranks: int) -> None:
+        """`died_at`: the highest global step before the death; `beyond`: how many more steps are wanted."""
+        self._due, self._least, self._ranks = died_at + beyond, beyond, ranks
+        self._seen = 0  # events that were seen
+        self._newest = 0  # attempt
+        self._done: dict[int, int] = {}  # local steps of the newest attempt by rank
+        self._looked = 0  # the fewest steps of a rank at the last look at the history
+        self._open = 0  # saves that have begun and have not ended
+
+    def is_reached(self, events: Sequence[Event]) -> bool:
+        """Whether the goal is reached, and no rank is in the middle of a save: an interrupted save would look torn."""
+        if len(events) == self._seen:
+            return False
+        for event in events[self._seen :]:
+            self._note(event)
+        self._seen = len(events)
+        slowest = min(self._done.values()) if len(self._done) >= self._ranks else 0
+        if slowest < self._least or slowest <= self._looked or self._open > 0:
+            return False
+        self._looked = slowest
+        base, _witnesses = base_of(list(events), self._newest)
+        return base is not None and base + slowest >= self._due
+
+    def _note(self, event: Event) -> None:
+        if event.attempt is None or event.attempt < self._newest:
+            return
+        if event.attempt > self._newest:
+            self._newest, self._done, self._looked, self._open = event.attempt, {}, 0, 0
+        if event.attempt and event.rank is not None and event.kind is Kind.STEP and event.step is not None:
+            self._done[event.rank] = max(self._done.get(event.rank, 0), event.step)
+        self._open += (event.kind is Kind.SAVE_BEGIN) - (event.kind is Kind.SAVE_END)
+
+
+class Patience:
+    """The time in which a resume must show a sign of life; otherwise it counts as hung."""
+
+    def __init__(self, limit_s: float, now_s: float) -> None:
+        self.limit_s, self._since_s, self._seen = limit_s, now_s, 0
+
+    def is_over(self, events: Sequence[Event], now_s: float) -> bool:
+        if any(event.kind in _LIFE for event in events[self._seen :]):
+            self._since_s = now_s
+        self._seen = len(events)
+        return now_s - self._since_s > self.limit_s

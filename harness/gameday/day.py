@@ -34,11 +34,10 @@ from torchaos.harness.gameday.score import RoundScore, score_round
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.minimize.scenario_shrink import JUDGED, Child
-from torchaos.harness.record.plan import seconds_in_words
+from torchaos.harness.record.plan import read_as, seconds_in_words
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.record.typed_json import read_as
 
 T = TypeVar("T")
 _FORK = get_context("fork")  # fork is safe with one thread, and imports no module again

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from torchaos.harness.protocol.quantities import Seconds
+from torchaos.harness.base_classes import Seconds
 from torchaos.harness.scenario.grammar import Items, Limits, Target
 from torchaos.harness.scenario.job_grammar import Job
 from torchaos.harness.scenario.values import NAME, Count, Index, Strict

@@ -7,7 +7,7 @@ The record is little-endian: flags, the phases (a bit for each), the numbers of 
 fixed part (_HEAD); a mask of the values that are None (only if there are such values); the microseconds in each phase,
 the losses, the learning rates, the digests of the samples (ROW bytes each), the indices (4 or 8 bytes each), and the
 CRC-32 of everything before it, including the text, by which a damaged line is detected. With the flag SUMS, the sums of
-the samples and of the indices (sample_sums.py, 8 bytes each) replace digests and indices.
+the samples and of the indices (check_sums.py, 8 bytes each) replace digests and indices.
 
 The only newline of a line is its last byte. To achieve this, the record is divided into parts of 240 bytes. All bytes
 of a part are XORed with the same byte, chosen so that none of them is a newline, and the part begins with that byte.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from .sample_sums import Sums
+    from .check_sums import Sums
 
 
 MARK = b"#"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from . import packed_lines
 
 if TYPE_CHECKING:
-    from .sample_sums import Sums
+    from .check_sums import Sums
 
 VERSION = 1
 
@@ -163,7 +163,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # (None: not seen); indices: dataset indices of the same batches (None: there are none); lr: a rate for each
     # parameter group; opt_step, sched_step: the step counters of the optimizer and the scheduler; phases: seconds by
     # phase; skipped: a GradScaler skipped the optimizer step; dropped: how many times gradients were cleared without an
-    # optimizer step since the step before; sums: in place of samples and indices, see sample_sums.py
+    # optimizer step since the step before; sums: in place of samples and indices, see check_sums.py
     Kind.STEP: {
         "losses": _FLOATS, "samples": "list[str | float | None] | None", "indices": "Any", "lr": _FLOATS,
         "opt_step": "float | None", "sched_step": "float | None", "phases": "dict[str, float]",

@@ -10,18 +10,49 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from torchaos.harness.host.disk import owner_only
 from torchaos.harness.interfaces import Need, Target, Where
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.secrecy import mask_env, mask_words
-from torchaos.harness.record.typed_json import read_as
+
+Shape = TypeVar("Shape")
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def read_as(shape: type[Shape], text: bytes | str) -> Shape:
+    """Reads the dataclass from a JSON text. Raises ValueError, on one line, if the text is not JSON, or if a value is
+    missing or has another type."""
+    try:
+        found: Shape = _adapter(shape).validate_json(text, strict=True)
+        return found
+    except ValidationError as error:
+        raise ValueError(_in_words(error)) from None
+
+
+def made_as(shape: type[Shape], raw: Mapping[str, Any]) -> Shape:
+    """Makes the dataclass from JSON that was already parsed. Less strict than `read_as`: the number 1 may be given as
+    the text "1". Raises ValueError."""
+    try:
+        found: Shape = _adapter(shape).validate_python(raw)
+        return found
+    except ValidationError as error:
+        raise ValueError(_in_words(error)) from None
+
+
+def _in_words(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
 
 # The reason why a fault was missed if its trigger had not been reached when the run ended.
 ENDED_BEFORE = "the run ended before its trigger was reached"

@@ -168,7 +168,7 @@ class Result:
                 raise UsageError(
                     f"this result has schema {raw['schema']}, and {SCHEMA} is the latest known: use a newer torchaos"
                 )
-            from torchaos.harness.record.typed_json import (
+            from torchaos.harness.record.plan import (
                 made_as,  # imported here, because pydantic takes long to import
             )
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from torchaos.harness import registry
+from torchaos.harness.base_classes import Seconds
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.protocol.quantities import Seconds
 from torchaos.harness.scenario import load as load_scenario
 from torchaos.harness.scenario.grammar import Item, Items, Scenario
 from torchaos.harness.scenario.loader import load_as

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from torchaos.harness.protocol.quantities import Seconds
+from torchaos.harness.base_classes import Seconds
 from torchaos.harness.scenario.values import NAME, Bytes, Count, Strict
 
 

@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from torchaos.harness import registry
+from torchaos.harness.base_classes import DRAWN
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.protocol.quantities import DRAWN
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job_grammar import Job
 from torchaos.harness.scenario.mistakes import words

@@ -14,11 +14,11 @@ from resumes import ENDED, ENOUGH, FAILED, LATER_S, Trainer, after_step, recorde
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.crash_explorer import operations, synthetic_crash
-from torchaos.harness.crash_explorer.launcher_resume import Patience, StopRule
 from torchaos.harness.crash_explorer.operations import Operation
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, seen_in
+from torchaos.harness.crash_explorer.resume_runs import Patience, StopRule
+from torchaos.harness.crash_explorer.resumers import Shown, difference
 from torchaos.harness.crash_explorer.synthetic_crash import cut_of, cut_together
-from torchaos.harness.crash_explorer.warm_resumes import Shown, difference
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record

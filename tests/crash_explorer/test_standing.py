@@ -17,9 +17,9 @@ from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.read_trace import ReadSet
 from torchaos.harness.crash_explorer.recording_log import Query
+from torchaos.harness.crash_explorer.resume_chain import ResumeCache, ReusedResumes
 from torchaos.harness.crash_explorer.resume_outcomes import Class
 from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns, checkpoints_in
-from torchaos.harness.crash_explorer.reuse import ResumeCache, ReusedResumes
 from torchaos.harness.record.rundir import RunDir
 
 LOOKS = ReadSet(frozenset({(Query.KIND, "last.pt"), (Query.NAMES, "old")}))

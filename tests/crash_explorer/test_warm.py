@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.crash_explorer import warm_resumes
+from torchaos.harness.crash_explorer import resumers
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
-from torchaos.harness.crash_explorer.launcher_resume import StopRule
 from torchaos.harness.crash_explorer.resume_outcomes import Class
-from torchaos.harness.crash_explorer.resume_runs import Resume
+from torchaos.harness.crash_explorer.resume_runs import Resume, StopRule
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import Event, Kind
@@ -311,19 +310,19 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
         return Resume(right, nothing)
 
     monkeypatch.setattr(
-        warm_resumes, "ForkServer", lambda *_: SimpleNamespace(imports=lambda _names: ("", 0), close=lambda: None)
+        resumers, "ForkServer", lambda *_: SimpleNamespace(imports=lambda _names: ("", 0), close=lambda: None)
     )
     monkeypatch.setattr(
-        warm_resumes, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
+        resumers, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
     )
-    monkeypatch.setattr(warm_resumes, "Shown", SimpleNamespace(of=lambda _record: None))
+    monkeypatch.setattr(resumers, "Shown", SimpleNamespace(of=lambda _record: None))
     command = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"RANK": "0"})
     monkeypatch.setattr(RankCommand, "of", lambda _pid: command)
     trials: Any = SimpleNamespace(
         plan=SimpleNamespace(job=SimpleNamespace(world_size=1)), imported=tmp_path / "imported"
     )
     cold: Any = Cold()
-    warm = warm_resumes.WarmResumes(trials, cold, 3, tmp_path)
+    warm = resumers.WarmResumes(trials, cold, 3, tmp_path)
     monkeypatch.setattr(warm, "_resume", resume)
     state: Any = None
     found = warm(state)
@@ -347,9 +346,9 @@ def test_what_a_later_resume_imports_is_imported_before_the_next_one(
         return "", len(names)
 
     parent = SimpleNamespace(imports=imports, close=lambda: given.append([]), pid=1)
-    monkeypatch.setattr(warm_resumes, "ForkServer", lambda *_: parent)
+    monkeypatch.setattr(resumers, "ForkServer", lambda *_: parent)
     nothing: Any = None
-    warm = warm_resumes.WarmResumes(nothing, nothing, 3, tmp_path)
+    warm = resumers.WarmResumes(nothing, nothing, 3, tmp_path)
     monkeypatch.setattr(warm, "_ranks", {0: rank})
     monkeypatch.setattr(warm, "_parent", parent)
     noted, learnt = tmp_path / "imports", []

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.job, pytest.mark.long]
 # The command line with a bound of 2 KB for each of two ranks.
 SMALL = """
 import sys
-from torchaos.harness.protocol import sample_sums as allowance
+from torchaos.harness.protocol import check_sums as allowance
 allowance.OF_A_RUN = 4_000
 from torchaos.harness.cli import main
 sys.exit(main())

@@ -28,10 +28,9 @@ from torchaos.harness.gameday.score import (
 )
 from torchaos.harness.interfaces import Harm, Target
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.plan import After, Named, PlannedFault
+from torchaos.harness.record.plan import After, Named, PlannedFault, read_as
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, ExitCode, Verdict, each_restart
-from torchaos.harness.record.typed_json import read_as
 
 
 def with_kill(run: Record, *asserts: str) -> Record:

@@ -18,7 +18,7 @@ from packing import pack
 from torchaos.harness.analysis.caught_up import pace_of
 from torchaos.harness.analysis.comparison.sample_counts import FirstUses, came_earlier
 from torchaos.harness.analysis.verdict import judge
-from torchaos.harness.protocol.sample_sums import Sums, sums_of
+from torchaos.harness.protocol.check_sums import Sums, sums_of
 from torchaos.harness.protocol.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.record.events import merged
 from torchaos.harness.record.events.journal import read, read_events, read_journal

@@ -15,7 +15,7 @@ import pytest
 from mutating.mutate import damaged
 
 from torchaos.harness.protocol import packed_lines
-from torchaos.harness.protocol.sample_sums import Sums
+from torchaos.harness.protocol.check_sums import Sums
 from torchaos.harness.protocol.wire import Event, EventFile, Kind, Phase
 from torchaos.harness.record.events.journal import Gaps, read, read_events
 from torchaos.harness.record.steps.packed_blocks import blocks_of

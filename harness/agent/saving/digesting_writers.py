@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from ...protocol.manifest import CHUNK
-from ...protocol.rank_files import THREAD
+from ...protocol.rank_files import CHUNK, THREAD
 
 
 def _xxh3() -> Any:

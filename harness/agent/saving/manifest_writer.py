@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
-from ...protocol.manifest import CHUNK, FOLDER, VERSION, gaps
+from ...protocol.rank_files import CHUNK, MANIFEST_VERSION, MANIFESTS, gaps
 from ..agent import Agent
 from .digesting_writers import ALGORITHM, Helper, Tee, Tensors, xxh3_64
 
@@ -144,8 +144,8 @@ class Manifest:
             if not (self._files or self._lost):
                 return
             raw = {
-                "version": VERSION, "save": self._save, "algorithm": ALGORITHM, "chunk": CHUNK, "wall_s": time.time(),
-                "files": self._files, "lost": self._lost, "attempt": self._attempt,
+                "version": MANIFEST_VERSION, "save": self._save, "algorithm": ALGORITHM, "chunk": CHUNK,
+                "wall_s": time.time(), "files": self._files, "lost": self._lost, "attempt": self._attempt,
             }  # fmt: skip
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             partial = self._path.with_suffix(f".{threading.get_ident()}.partial")
@@ -165,7 +165,7 @@ class Ledger:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._folder = Path(agent.plan.events).parent / "agent" / FOLDER
+        self._folder = Path(agent.plan.events).parent / "agent" / MANIFESTS
         self._number, self._lock = count(), threading.Lock()
         self._helpers: dict[str, Helper] = {}
         self._by_folder: dict[str, Manifest] = {}  # the newest manifest of each folder that DCP saves to

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...protocol.check_sums import Sums, sums_of
 from ...protocol.packed_lines import payload
-from ...protocol.sample_sums import Sums, sums_of
 from ...protocol.wire import Kind
 from ..agent import Agent
 from .loss import Losses, arrived

@@ -1,4 +1,4 @@
-"""The manifests that the agent wrote during saves (protocol/manifest.py): digests, chunk by chunk, of the bytes in
+"""The manifests that the agent wrote during saves (protocol/rank_files.py): digests, chunk by chunk, of the bytes in
 memory.
 
 A file's manifest is found by the file's path at save time, without marks such as `.tmp`; the newest save to that path
@@ -21,7 +21,7 @@ from typing import Any
 
 from torchaos.harness.host.disk import born_ns
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.protocol.manifest import CHUNK, FOLDER, VERSION
+from torchaos.harness.protocol.rank_files import CHUNK, MANIFEST_VERSION, MANIFESTS
 from torchaos.harness.record.checkpoint_names import final_path
 
 from ..formats.format_table import may_hold_tensors
@@ -85,7 +85,7 @@ class Manifests:
     @classmethod
     def load(cls, folder: Path) -> Manifests:
         """The manifests of a run directory, or of a folder of manifests. Raises UsageError if there are none."""
-        inner = folder / "agent" / FOLDER
+        inner = folder / "agent" / MANIFESTS
         where = inner if inner.is_dir() else folder
         paths = sorted(where.glob("*.json"))
         if not paths:
@@ -100,7 +100,7 @@ class Manifests:
         for path in paths:
             try:
                 raw = json.loads(path.read_text())
-                if raw["version"] != VERSION:
+                if raw["version"] != MANIFEST_VERSION:
                     raise ValueError(f"version {raw['version']} is not known")
                 manifests.saved += [_saved(raw, file) for file in raw["files"]]
                 manifests.lost += [str(text) for text in raw.get("lost", ())]

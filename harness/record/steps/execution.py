@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from torchaos.harness.protocol.check_sums import Sums, mixed_sum
 from torchaos.harness.protocol.packed_lines import ROW
-from torchaos.harness.protocol.sample_sums import Sums, mixed_sum
 
 _NESTED, _NUMBERS = frozenset({list, tuple}), frozenset({int, float})
 

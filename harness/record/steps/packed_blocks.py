@@ -38,7 +38,7 @@ class Block:
     phases: tuple[str, ...]
     in_samples: int  # samples of each step; -1: not seen
     in_indices: int
-    summed: bool  # only the sums of the samples are known, see protocol/sample_sums.py
+    summed: bool  # only the sums of the samples are known, see protocol/check_sums.py
     layout: np.dtype[Any] = field(repr=False)  # of a record, see _layout
     # A row for each step. As in _HEAD of packed_lines.py: "mono_s", "step", "nones" (without it, all losses were seen);
     # "losses", "lr"; numbers for the samples: "samples", "samples_sum" (see execution.py), and

@@ -18,10 +18,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from torchaos.harness.base_classes import Condition
+from torchaos.harness.base_classes import Condition, Seconds
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import Emit, Probe, Watched
-from torchaos.harness.protocol.quantities import Seconds
 from torchaos.harness.protocol.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.scenario.values import Bytes, size_in_words

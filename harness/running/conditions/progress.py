@@ -19,9 +19,8 @@ from pydantic import Field, PositiveInt
 from torchaos.harness import registry
 from torchaos.harness.analysis.caught_up import has_settled, went_on
 from torchaos.harness.analysis.hit_targets import landings
-from torchaos.harness.base_classes import Condition
+from torchaos.harness.base_classes import DRAWN, Condition, Seconds
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.protocol.quantities import DRAWN, Seconds
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged, RunEvents, beside_steps
 from torchaos.harness.record.history import History

@@ -27,8 +27,8 @@ from torchaos.harness.monitoring.observers.at_end import Leftovers
 from torchaos.harness.monitoring.observers.hang_watch import hangs_of
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 from torchaos.harness.protocol.agent_plan import AgentPlan, Moment
+from torchaos.harness.protocol.check_sums import sample_bytes_of_each
 from torchaos.harness.protocol.control_pages import ControlPage
-from torchaos.harness.protocol.sample_sums import of_each
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.environment import describe, installed, job_python
 from torchaos.harness.record.events.journal import Journal
@@ -184,7 +184,7 @@ class Run:
         self._hosts = [(next(host for host in hosts if host.takes(fault)), fault) for fault in plan.faults]
         AgentPlan(
             self.run_id, str(self.folder.events), plan.hooks, local.triggers(), str(root) if root else None,
-            of_each(plan.job.world_size),
+            sample_bytes_of_each(plan.job.world_size),
         ).write(self.folder.agent_plan)  # fmt: skip
         self._bases = BaseWriter([host.pages(fault) for host, fault in self._hosts])
         self.journal.listen(self._bases.note)

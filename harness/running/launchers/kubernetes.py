@@ -17,9 +17,9 @@ import xxhash
 from pydantic import Field, model_validator
 
 from torchaos.harness import registry
+from torchaos.harness.base_classes import DRAWN
 from torchaos.harness.host.cluster_tools import Kubectl
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
-from torchaos.harness.protocol.quantities import DRAWN
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.record.plan import Plan, counted
 from torchaos.harness.record.rundir import RunDir

@@ -20,7 +20,7 @@ def splitmix64(state: int) -> int:
 
 def test_known_numbers(agent_module: Callable[[str], Any]) -> None:
     """The sum of one number is the first output of splitmix64, as published: 0xE220A8397B1DCDAF for the seed 0."""
-    assert agent_module("protocol.sample_sums").mixed_sum([0]) == splitmix64(0) == 0xE220A8397B1DCDAF
+    assert agent_module("protocol.check_sums").mixed_sum([0]) == splitmix64(0) == 0xE220A8397B1DCDAF
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 512, 513])
@@ -28,13 +28,13 @@ def test_the_sum_is_that_of_single_numbers(agent_module: Callable[[str], Any], c
     """Numbers of any size, also negative ones, have the sum of their single mixed numbers."""
     draw = random.Random(count)
     numbers = [draw.randrange(-(2**70), 2**70) for _ in range(count)] + [0, MASK, -1, 2**64]
-    assert agent_module("protocol.sample_sums").mixed_sum(iter(numbers)) == sum(map(splitmix64, numbers)) & MASK
+    assert agent_module("protocol.check_sums").mixed_sum(iter(numbers)) == sum(map(splitmix64, numbers)) & MASK
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 512])
 def test_the_order_does_not_matter(agent_module: Callable[[str], Any], count: int) -> None:
     """The sums of a step are those of its digests and indices, in any order."""
-    sums, draw = agent_module("protocol.sample_sums"), random.Random(count)
+    sums, draw = agent_module("protocol.check_sums"), random.Random(count)
     digests = [draw.randbytes(6) for _ in range(count)]
     indices = [draw.randrange(2**40) for _ in range(count)]
     found = sums.sums_of(b"".join(digests), indices)

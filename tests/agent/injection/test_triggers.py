@@ -15,7 +15,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.base_classes import Fault
-from torchaos.harness.protocol.quantities import Seconds
+from torchaos.harness.base_classes import Seconds
 if TYPE_CHECKING:
     from torchaos.harness.interfaces import Site
 

@@ -34,8 +34,8 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol import packed_lines
 from torchaos.harness.protocol.agent_plan import Moment, RankTrigger
+from torchaos.harness.protocol.check_sums import sums_of
 from torchaos.harness.protocol.control_pages import ControlPage
-from torchaos.harness.protocol.sample_sums import sums_of
 from torchaos.harness.protocol.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
 from torchaos.harness.record.events import journal
 from torchaos.harness.record.history import base_of

@@ -1,6 +1,7 @@
-"""Warm resumes: the ranks of a resume are forked, and not started by the job's launcher. One of the first states is
-resumed both ways, and the two resumes must be equal, bit for bit. If they differ, or if ranks can't be forked, all
-states are resumed cold, and the report says why."""
+"""Those who really resume the job. Cold: its own launcher starts it on the files that a death left, until it has shown
+enough, or hangs. Warm: its ranks are forked, and not started by the launcher. One of the first states is resumed both
+ways, and the two resumes must be equal, bit for bit. If they differ, or if ranks can't be forked, all states are
+resumed cold, and the report says why."""
 
 from __future__ import annotations
 
@@ -8,22 +9,93 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.launcher_resume import LauncherResume, StopRule
 from torchaos.harness.crash_explorer.read_trace import ReadTracers
 from torchaos.harness.crash_explorer.resume_outcomes import Class
-from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns
+from torchaos.harness.crash_explorer.resume_runs import Patience, Resume, ResumeRuns, StopRule
 from torchaos.harness.crash_explorer.synthetic_crash import RECORDED
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.engine.run import Run, Stoppable
+
+_LOOK_S = 0.05
+
+
+class LauncherResume(Stoppable):
+    """Cold resumes, one after the other. `stop` may be called from a signal handler."""
+
+    def __init__(self, trials: ResumeRuns, beyond: int, patience_s: float, reproduce: Sequence[str]) -> None:
+        super().__init__()
+        self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
+        self._reproduce = list(reproduce)
+        self.on_event: Callable[[Event], None] = lambda event: None
+
+    def __call__(self, state: State, again: bool = True, tracers: ReadTracers | None = None) -> Resume:
+        """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more.
+        `tracers` note what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started or
+        judged."""
+        plan = self._trials.plan
+        once = replace(plan, job=replace(plan.job, resubmit_times=0))
+
+        def carry_out(folder: RunDir) -> bool:
+            watch = _Watch(StopRule(self._trials.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
+            watch.listen = self.on_event
+            run = watch.run = Run(plan if again else once, folder, self._reproduce, watch)
+            run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
+            self._carry_out(run)
+            return watch.hung
+
+        return self._trials.resume(state, carry_out, tracers)
+
+
+class _Watch:
+    """Ends a resume when it has shown enough, or hangs."""
+
+    run: Run
+
+    def __init__(self, goal: StopRule, patience_s: float) -> None:
+        self._goal, self._patience_s = goal, patience_s
+        self.hung = False
+        self.listen: Callable[[Event], None] = lambda event: None
+
+    @contextmanager
+    def __call__(self, journal: Journal, plan: Plan) -> Iterator[None]:
+        journal.listen(self.listen)
+        ended = threading.Event()
+        watch = threading.Thread(target=self._look, args=(journal, ended), name="goal", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watch.join()
+
+    def _look(self, journal: Journal, ended: threading.Event) -> None:
+        patience = Patience(self._patience_s, time.monotonic())
+        while not ended.wait(_LOOK_S):
+            events = journal.snapshot()
+            if self._goal.is_reached(events):
+                self.run.stop("the resume went on beyond the death", interrupted=False, enough=True)
+                return
+            if patience.is_over(events, time.monotonic()):
+                self.hung = True
+                why = f"nothing was seen of its ranks for {patience.limit_s:.0f} s"
+                self.run.stop(why, interrupted=False)
+                return
+
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _COMPARED = ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step")  # of an Execution

@@ -12,7 +12,8 @@ from torchaos.plugin.analysis import Resumes, beside_replicas, each, without_ste
 @dataclass(frozen=True)
 class NoLostWork(Assertion):
     """Each attempt continued from the newest complete checkpoint of the earlier attempts, on all ranks. With `steps`,
-    it lost at most that many steps. A job need not use a checkpoint that a fault damaged."""
+    it lost at most that many steps: all that is judged of a job whose copies no file holds. A job need not use a
+    checkpoint that a fault damaged."""
 
     name = "no_lost_work"
     harm = Harm.LOST_WORK

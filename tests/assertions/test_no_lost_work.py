@@ -539,6 +539,23 @@ def test_a_source_that_was_not_seen_is_said(trainer: Any) -> None:
     assert "whether one of a later step than 17 was there is not known" in finding.reason
 
 
+def test_copies_that_no_file_holds_are_judged_by_the_bound_alone(trainer: Any) -> None:
+    """The job keeps its copies in memory, and the scenario names no folder: what was lost is known, and whether a newer
+    copy was there is not. Without a bound, or with a folder in which saves may have been missed, nothing is decided."""
+    run = _without_loads(_from(trainer(kills=[(19, 1)]).record(), 17))
+    kept = tuple(event for event in run.events if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END))
+    nowhere = replace(run.plan, job=replace(run.plan.job, checkpoints=None))
+    run = replace(run, events=kept, plan=nowhere)
+    finding = NoLostWork(steps=1).judge(run, [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "went on from step 17 after step 18 had been done: 1 step was lost, and 1 is allowed" in finding.reason
+    assert "No file held a checkpoint, so whether a newer copy was in memory is not known" in finding.reason
+    assert NoLostWork(steps=0).judge(run, []).outcome is Outcome.FAILED
+    assert NoLostWork().judge(run, []).outcome is Outcome.INCONCLUSIVE
+    named = replace(run, plan=replace(nowhere, job=replace(nowhere.job, checkpoints="/job/checkpoints")))
+    assert NoLostWork(steps=1).judge(named, []).outcome is Outcome.INCONCLUSIVE
+
+
 def test_a_rename_is_of_the_file_that_is_there(trainer: Any) -> None:
     """Each save writes last.tmp and renames it to last.pt. A save was interrupted by the kill after step 7. The next
     attempt loads last.pt, of step 5, and later saves and renames last.tmp itself: the interrupted save never was

@@ -818,6 +818,75 @@ def copies_late():
     _with_store(late)
 
 
+def keeps_an_older_copy_at_the_peer():
+    """What the peer's node keeps as the newest copy is the copy of the save before."""
+
+    def older(store):
+        def copy(self, step, data):
+            before, self.before = getattr(self, "before", data), data
+            self.mine.put(step, _rank(), data)
+            self.peers.put(step, _rank(), before)
+
+        store._copy = copy
+
+    _with_store(older)
+
+
+def lends_its_own_part():
+    """A rank whose node has lost its part gets the part of the rank that keeps the copy."""
+
+    def lends(store):
+        source = store.source
+
+        def own_part_of(self, step, rank, everywhere):
+            keeper = source(self, step, rank, everywhere)
+            if keeper == self.mine:
+                return keeper
+            return type("", (), {"get": lambda _, step, rank: keeper.get(step, self.keepers.index(keeper))})()
+
+        store.source = own_part_of
+
+    _with_store(lends)
+
+
+def takes_the_part_of_the_next_rank():
+    """Each rank loads the part that the rank after it has copied."""
+
+    def next_one(store):
+        source = store.source
+
+        def of_next(self, step, rank, everywhere):
+            other = (rank + 1) % len(self.keepers)
+            keeper = source(self, step, other, everywhere)
+            return type("", (), {"get": lambda _, step, rank: keeper.get(step, other)})()
+
+        store.source = of_next
+
+    _with_store(next_one)
+
+
+def goes_back_further_on_one_rank():
+    """Rank 1 loads its part of the step before the one that all others load."""
+
+    def further(store):
+        source = store.source
+
+        def older(self, step, rank, everywhere):
+            keeper = source(self, step, rank, everywhere)
+            earlier = max((of for of, owner in keeper.parts() if owner == rank and of < step), default=step)
+            return type("", (), {"get": lambda _, step, rank: keeper.get(earlier if rank == 1 else step, rank)})()
+
+        store.source = older
+
+    _with_store(further)
+
+
+def _rank():
+    import gpt
+
+    return gpt.dist.get_rank()
+
+
 def trusts_the_shared_files_only():
     """Goes back to the shared file system, though the local disks have a newer checkpoint."""
 

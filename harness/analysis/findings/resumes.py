@@ -90,10 +90,7 @@ class Resumes:
         if other := apart(attempt):
             return _of_several(begun, attempt.number, replace(other, rests_on=_in_short(run, other.rests_on)))
         if self._allowed is not None and lost > self._allowed:
-            return failed(
-                f"attempt {attempt.number} {begun}: {counted(lost, 'step', 'was/were')} lost, and {self._allowed} "
-                f"{'is' if self._allowed == 1 else 'are'} allowed"
-            )
+            return failed(f"attempt {attempt.number} {begun}: {self._many(lost)}")
         if resume.newer and base < resume.newer.step:
             lacks, gone = ", ".join(resume.newer.lacks), in_words(resume.newer.gone)
             state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
@@ -122,6 +119,12 @@ class Resumes:
                 f"seen is of step {seen.step} ({name_of(seen.path)}): whether one of a later step than {base} was "
                 "there is not known"
             )
+        if self._allowed is not None and attempt.loaded is None and not (run.plan.job.checkpoints or run.history.saves):
+            return passed(
+                f"attempt {attempt.number} {begun} after step {resume.reached} had been done: "
+                f"{self._many(lost)}. No file held a checkpoint, so whether a newer copy was in memory is not known",
+                base=base,
+            )  # fmt: skip
         if resume.best is None and base == 0 and _all_were_seen(run):
             return passed(
                 f"no checkpoint was complete when attempt {attempt.number} was started: it had to begin from scratch",
@@ -141,6 +144,10 @@ class Resumes:
             f"{resume.reached} had been done",
             base=base, newest=resume.best.step,
         )  # fmt: skip
+
+    def _many(self, lost: int) -> str:
+        allowed = f"{self._allowed} {'is' if self._allowed == 1 else 'are'} allowed"
+        return f"{counted(lost, 'step', 'was/were')} lost, and {allowed}"
 
 
 def beside_replicas(run: Record) -> Finding | None:

@@ -268,7 +268,8 @@ def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
             lr = run.schedule.get_last_lr()[0]
             loss, leave, save = run.step(next(batches).to(device), notice)
             log(f"step {run.done} loss {loss:.9g} lr {lr:.6g}")
-            if run.done % every == 0 or run.done == args.steps or leave or save:
+            due = run.done % every == 0 and not checkpoints.busy()
+            if due or run.done == args.steps or leave or save:
                 notice.save = False
                 checkpoints.ready(run.done)
                 if not replicas_agree(run.model, checkpoints.group):

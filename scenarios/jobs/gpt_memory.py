@@ -1,5 +1,5 @@
-"""The GPT of gpt_fsdp2.py with checkpoints in memory alone: no file holds one. Each rank copies its part of the state to
-the memory keeper of its node, and to that of the next rank's node, so that a node that dies takes no state with it:
+"""The GPT of gpt_fsdp2.py with checkpoints in memory alone: no file holds one. Each rank copies its part of the state
+to the memory keeper of its node, and to that of the next rank's node, so that a node that dies takes no state with it:
 memory_keeper.py torchrun gpt_memory.py ... The number of ranks must stay the same."""
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_a_keeper_that_is_gone_or_has_no_such_part_is_an_error_of_the_network(ke
     ranks = seen(keeper)
     keeper.shutdown()
     keeper.server_close()
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         ranks.put(1, 0, b"")
 
 

@@ -24,8 +24,8 @@ _OF_THE_WATCHER = (
     "evicts_its_neighbour", "forgives_every_death", "blames_those_that_lost_a_peer",
 )  # fmt: skip
 _SCRIPTS = (
-    "gpt_ddp.py", "gpt_delta.py", "gpt_diloco.py", "gpt_fsdp2.py", "gpt_memory.py", "gpt_s3.py", "gpt_tiers.py",
-    "gpt_tracker.py",
+    "gpt_ddp.py", "gpt_delta.py", "gpt_diloco.py", "gpt_fsdp2.py", "gpt_memory.py", "gpt_s3.py",
+    "gpt_shared_link.py", "gpt_tiers.py", "gpt_tracker.py",
 )  # fmt: skip
 
 

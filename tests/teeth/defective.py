@@ -833,36 +833,36 @@ def keeps_an_older_copy_at_the_peer():
 
 
 def lends_its_own_part():
-    """A rank whose node has lost its part gets the part of the rank that keeps the copy."""
-
-    def lends(store):
-        source = store.source
-
-        def own_part_of(self, step, rank, everywhere):
-            keeper = source(self, step, rank, everywhere)
-            if keeper == self.mine:
-                return keeper
-            return type("", (), {"get": lambda _, step, rank: keeper.get(step, self.keepers.index(keeper))})()
-
-        store.source = own_part_of
-
-    _with_store(lends)
+    """A rank whose node has lost its part gets the weights and moments of the rank that keeps the copy."""
+    _with_weights_of(lambda self, keeper, rank: rank if keeper == self.mine else self.keepers.index(keeper))
 
 
 def takes_the_part_of_the_next_rank():
-    """Each rank loads the part that the rank after it has copied."""
+    """Each rank loads the weights and moments that the rank after it has copied."""
+    _with_weights_of(lambda self, keeper, rank: (rank + 1) % len(self.keepers))
 
-    def next_one(store):
+
+def _with_weights_of(owner):
+    import io
+
+    def change(store):
         source = store.source
 
-        def of_next(self, step, rank, everywhere):
-            other = (rank + 1) % len(self.keepers)
-            keeper = source(self, step, other, everywhere)
-            return type("", (), {"get": lambda _, step, rank: keeper.get(step, other)})()
+        def changed(self, step, rank, everywhere):
+            import torch
 
-        store.source = of_next
+            keeper = source(self, step, rank, everywhere)
+            own, other = (
+                torch.load(io.BytesIO(keeper.get(step, of)), weights_only=False)
+                for of in (rank, owner(self, keeper, rank))
+            )
+            mixed = io.BytesIO()
+            torch.save({**own, "model": other["model"], "optimizer": other["optimizer"]}, mixed)
+            return type("", (), {"get": lambda *_: mixed.getvalue()})()
 
-    _with_store(next_one)
+        store.source = changed
+
+    _with_store(change)
 
 
 def goes_back_further_on_one_rank():
@@ -885,6 +885,15 @@ def _rank():
     import gpt
 
     return gpt.dist.get_rank()
+
+
+def starves_training():
+    """Copies each checkpoint as fast as the link allows, and trains no further until the copy before is there."""
+
+    def greedy(store):
+        store.PAUSE, store.busy = 0.0, lambda self: False
+
+    _with_store(greedy)
 
 
 def trusts_the_shared_files_only():

@@ -169,8 +169,8 @@ class Slurm(RemoteLauncher):
         return (SlurmWork(spec.env[ENV_RUN_ID]),)
 
     def create(self, spec: JobSpec) -> Sequence[SlurmNode]:
-        """The nodes of the allocation. Raises UsageError if the user's own allocation is too small, ChaosError if Slurm
-        grants none."""
+        """The nodes of the allocation. Raises UsageError if the user's own allocation is too small, or if Slurm grants
+        none or does not answer."""
         try:
             if not self._theirs and not self._goes_on(spec):
                 self._own = _submit(spec) if self._in_batch else self._allocate(spec)
@@ -178,7 +178,7 @@ class Slurm(RemoteLauncher):
             about = self._await_running(job)
             hosts = hosts_of(about["NodeList"])
         except OSError as error:
-            raise ChaosError(str(error)) from error
+            raise UsageError(str(error)) from error
         if len(hosts) < spec.nodes:
             raise UsageError(f"job.nodes wants {counted(spec.nodes, 'node')}, and allocation {job} has {len(hosts)}")
         restarts = about.get("Restarts", "0")
@@ -248,18 +248,18 @@ class Slurm(RemoteLauncher):
             assert salloc.stdout is not None
             said = salloc.stdout.read()
         if (found := re.search(r"Granted job allocation (\d+)", said)) is None:
-            raise ChaosError(f"Slurm gave no allocation: {last_words('salloc', said, salloc.returncode)}")
+            raise UsageError(f"Slurm gave no allocation: {last_words('salloc', said, salloc.returncode)}")
         return found[1]
 
     def _await_running(self, job: str) -> Mapping[str, str]:
-        """Waits until the nodes of the job are ready, and returns Slurm's description of the job. Raises ChaosError if
+        """Waits until the nodes of the job are ready, and returns Slurm's description of the job. Raises UsageError if
         that takes too long or can't happen any more."""
         end = time.monotonic() + _QUEUE_S
         while (about := about_job(job)).get("JobState") in _GOING and time.monotonic() < end:
             if about["JobState"] == "RUNNING" and about.get("Reason") == "None":
                 return about
             self._pause()
-        raise ChaosError(f"allocation {job} is not ready: {about.get('JobState', 'it is over')}")
+        raise UsageError(f"allocation {job} is not ready: {about.get('JobState', 'it is over')}")
 
     def _pause(self) -> None:
         """Waits a moment. Raises ChaosError if the run ends."""

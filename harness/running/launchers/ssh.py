@@ -4,17 +4,22 @@ file system that all machines share, and torchaos must be installed at the same 
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from torchaos.harness.host.cluster_tools import last_words
 from torchaos.harness.interfaces import Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.record.plan import counted
 from torchaos.harness.rollback.handles import JobProcesses
 
+_ANSWER_S = 60.0
+_NO_CONNECTION = 255  # ssh(1): "or with 255 if an error occurred"
 _OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-T")
 
 
@@ -30,6 +35,20 @@ class SshNode:
 
     def host_pid(self, pid: int) -> int | None:
         return None
+
+
+def _problem(node: SshNode, cwd: Path) -> str:
+    """Why the command can't be started on the machine. Empty if it can."""
+    try:
+        done = subprocess.run(
+            node.argv(["test", "-d", str(cwd)]), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_ANSWER_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"it has not answered for {_ANSWER_S:g} s"
+    if done.returncode == _NO_CONNECTION:
+        return last_words("ssh", done.stderr, done.returncode)
+    return f"it has no folder {cwd}" if done.returncode else ""
 
 
 @dataclass
@@ -61,10 +80,15 @@ class Ssh(RemoteLauncher):
         return (JobProcesses(spec.env[ENV_RUN_ID]),)  # the ssh clients on this machine
 
     def create(self, spec: JobSpec) -> Sequence[SshNode]:
-        """The nodes. Raises UsageError if `job.hosts` is empty."""
+        """The nodes. Raises UsageError if `job.hosts` has too few or too many of them, or if one can't be
+        reached, before anything is started on the others."""
         if len(self.hosts) != spec.nodes:
             raise UsageError(f"launcher: ssh needs {counted(spec.nodes, 'name')} in job.hosts, one for each node")
-        return [SshNode(index, host) for index, host in enumerate(sorted(self.hosts))]
+        nodes = [SshNode(index, host) for index, host in enumerate(sorted(self.hosts))]
+        for node in nodes:
+            if problem := _problem(node, spec.cwd):
+                raise UsageError(f"{node.host} can't be a node: {problem}")
+        return nodes
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         hosts = ",".join(node.host for node in nodes if isinstance(node, SshNode))

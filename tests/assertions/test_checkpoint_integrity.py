@@ -640,6 +640,22 @@ def test_twins_that_differ_before_the_fault_are_a_measure_all_the_same(trainer: 
     assert (finding.outcome, "can't be compared" in finding.reason) == (Outcome.INCONCLUSIVE, True), finding.reason
 
 
+def test_equal_contents_are_of_one_step(trainer: Any) -> None:
+    """A rank that makes no steps, such as an actor, saves beside the learner's step: before its end in one run, after
+    it in the other. The contents say that the files are of the same moment; other contents are a difference."""
+
+    def judged(step: int, state: str) -> Finding:
+        both = [_one(15, path="actor_15.pt", tensors={"state": "s15"}, values={}), _one(20, path="actor_20.pt")]
+        one = [_one(step, path="actor_15.pt", tensors={"state": state}, values={}), both[1]]
+        run = trainer(kills=KILL).record(inventory=_listing(*_inventory()["checkpoints"], *one))
+        return CheckpointIntegrity().judge(
+            run, [trainer().record(inventory=_listing(*_inventory()["checkpoints"], *both))]
+        )
+
+    assert judged(14, "s15").outcome is Outcome.PASSED, judged(14, "s15").reason
+    assert judged(14, "s14").outcome is Outcome.FAILED, judged(14, "s14").reason
+
+
 def test_a_resume_from_the_runs_own_folder_counts_the_restart(trainer: Any) -> None:
     """Values name the folder of a run by its placeholder: each run has its own, and both look alike."""
     names = {"root": "/runs/one/job/out"}

@@ -49,12 +49,15 @@ def _matches(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[t
     contents is the same, and the others belong to other checkpoints of this attempt."""
     found, taken = [], defaultdict[tuple[int | None, int | None], set[str]](set)
     for checkpoint in (checkpoint for checkpoint in ours if checkpoint.good):
-        same = [other for other in theirs if other.good and other.step == checkpoint.step]
+        good = [other for other in theirs if other.good]
+        same = [other for other in good if other.step == checkpoint.step]
         exact = [other for other in same if other.path == checkpoint.path]
+        # The step of a save is the last that any rank had made. That is luck for the save of a rank that makes none.
+        exact = exact or [other for other in good if other.path == checkpoint.path and _are_equal(other, checkpoint)]
         found.append((checkpoint, exact or _most_alike(checkpoint, _elsewhere(checkpoint, same, ours, theirs))))
     for place, (checkpoint, others) in enumerate(found):
         own = taken[checkpoint.step, checkpoint.attempt]
-        equal = [other for other in others if other.path not in own and _contents(other) == _contents(checkpoint)]
+        equal = [other for other in others if other.path not in own and _are_equal(other, checkpoint)]
         if len(others) > 1 and equal:
             found[place] = checkpoint, equal[:1]
         own.update(other.path for other in found[place][1] if len(found[place][1]) == 1)
@@ -91,8 +94,8 @@ def _words(path: str) -> list[str]:
     return re.split(r"[^A-Za-z0-9]+", path)[::-1]
 
 
-def _contents(checkpoint: Checkpoint) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    return checkpoint.tensors, checkpoint.values
+def _are_equal(one: Checkpoint, other: Checkpoint) -> bool:
+    return (one.tensors, one.values) == (other.tensors, other.values)
 
 
 def _elsewhere(

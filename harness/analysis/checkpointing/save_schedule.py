@@ -49,11 +49,14 @@ def saves_vary(run: Record, twins: Sequence[Record]) -> bool:
 
 
 def _saved(record: Record, until: int, first: bool = False) -> set[tuple[str, int]]:
-    """Family and global step of each save up to step `until`. `first`: only those of the first attempt."""
+    """Family and global step of each save up to step `until`, of the ranks that make steps. `first`: only those of the
+    first attempt."""
+    train = set(record.history.executions.ranks)
     return {
         (_kin(save, record), save.global_step)
         for save in record.history.saves
         if save.global_step is not None and save.global_step <= until and is_below(save.path, root_of(record))
+        if not train.isdisjoint(save.ranks)
         if not (first and save.attempt)
     }
 

@@ -314,6 +314,26 @@ def test_a_lost_loss_scale_is_told(trainer: Any) -> None:
     assert "loss scale" not in other.reason
 
 
+def test_a_counter_lacks_the_steps_that_were_skipped(trainer: Any) -> None:
+    """A loss scale that is too high overflows, and its step is skipped: the counter has counted rightly, and is in the
+    step of the weights. A counter that lacks more than that was not restored rightly."""
+
+    def judged(fewer: int) -> str:
+        def skipping(event: Event) -> Event:
+            if event.kind is not Kind.STEP or event.attempt != 1:
+                return event
+            data = {**event.data, "opt_step": event.data["opt_step"] - fewer, "skipped": event.step == 1}
+            return replace(event, data=data)
+
+        run = _scale_loss(trainer(kills=KILL).record(), lambda e: e.attempt == 1, 8.0)
+        run = replace(run, events=tuple(map(skipping, run.events)))
+        return LossContinuity().judge(run, [trainer().record()]).reason
+
+    assert "the loss scale (GradScaler) was not restored" in judged(1)
+    assert "counter" not in judged(1).partition("Most likely")[2]
+    assert "the optimizer's own step counter was 2 behind" in judged(2)
+
+
 def test_a_cut_accumulation_is_told(trainer: Any) -> None:
     """The first step after the resume has one backward, and the twin's has two; the losses after it are others."""
 

@@ -425,9 +425,17 @@ def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
 def _counter(
     since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
 ) -> _Fact | None:  # fmt: skip
+    """The first step after which the counter is not the twin's, unless it lacks just the steps that were skipped since
+    the resume, as a GradScaler skips them: then it has counted rightly."""
+    lacks: dict[int, tuple[int, int]] = {}  # by rank: the last step after which the counters differed, and by how much
     for step, run, twin in _pairs(_other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
         mine, twins = read(run), read(twin)
-        if mine is not None and twins is not None and mine != twins:
+        if mine is None or twins is None:
+            continue
+        before = lacks.get(run.rank, (0, 0))
+        fewer = (before[1] if before[0] == step - 1 else 0) + run.skipped - twin.skipped
+        lacks[run.rank] = step, fewer
+        if mine not in (twins, twins - fewer):
             what = "learning rate" if claim == "schedule" else claim
             if mine <= step - base:  # it counts the steps since the resume
                 return _Fact(what, step, said(claim, ours=mine, theirs=twins, step=step))

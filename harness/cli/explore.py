@@ -50,7 +50,7 @@ from torchaos.harness.reporting.html import exploration_page as page
 from torchaos.harness.reporting.result_files import placeholder_result
 from torchaos.harness.reporting.terminal import many_runs as show
 from torchaos.harness.rollback.recovery import before_a_run
-from torchaos.harness.scenario.job_override import other_job
+from torchaos.harness.scenario.loader import other_job
 
 OUT = Path("torchaos-explored")
 

@@ -28,7 +28,7 @@ from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.release.repeats import ask_of
 from torchaos.harness.running.twin_key import key_of
-from torchaos.harness.scenario.job_override import other_job
+from torchaos.harness.scenario.loader import other_job
 from torchaos.harness.scenario.yaml_source import dumped
 
 _HERE = ("local", "netns")  # launchers whose ranks see the folders of this machine, and its Python

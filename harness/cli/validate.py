@@ -13,11 +13,10 @@ from torchaos.harness.cli.options import AS_JSON, FILES, JOB, SET, WithCommand, 
 from torchaos.harness.cli.run_output import is_told
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode
-from torchaos.harness.running.planner.preflight import check_script, check_targets
+from torchaos.harness.running.planner import check_script, check_targets
 from torchaos.harness.scenario.checks import check
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.job_override import other_job
-from torchaos.harness.scenario.loader import kind_in, load_as
+from torchaos.harness.scenario.loader import kind_in, load_as, other_job
 from torchaos.harness.scenario.plugin_parameters import Tell
 from torchaos.harness.scenario.yaml_source import Source, read
 

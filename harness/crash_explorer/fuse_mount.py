@@ -21,6 +21,7 @@ from torchaos.harness.rollback.file_handles import File, Mount, mounts
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.running import capabilities
 
+_SERVERS = f"{__package__}.fuse_servers"
 MOUNT_S = 60.0  # seconds
 _END_S = 60.0  # seconds for which processes may keep files open after the end of the job
 _QUIET_S = 1.0  # seconds without an operation, after which the server may be asked to end
@@ -32,8 +33,7 @@ class FuseMount:
     """Covers `folder`, which is made if it does not exist, in a `with` block. `home`: the folder for files of the
     server and of the undo."""
 
-    # The server's module. Its arguments: folder, source of the mount, switch, home. It waits for its permit.
-    server: ClassVar[str]
+    server: ClassVar[str]  # its kind, see fuse_servers.py; it waits for its permit
     notes: ClassVar[tuple[str, ...]]  # the files that the server writes in `home`; the first grows with each operation
 
     def __init__(self, folder: Path, home: Path) -> None:
@@ -69,7 +69,7 @@ class FuseMount:
         self.home.mkdir(parents=True, exist_ok=True)
         for old in self.notes:
             (self.home / old).unlink(missing_ok=True)
-        argv = [sys.executable, "-m", self.server, self._folder, self._tag, self._switch, self.home]
+        argv = [sys.executable, "-m", _SERVERS, self.server, self._folder, self._tag, self._switch, self.home]
         with open(self._said, "wb") as output:
             self._server = subprocess.Popen(
                 [str(part) for part in argv], stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/",

@@ -64,7 +64,7 @@ def _kind(tree: Tree, path: str) -> object:
 class ReadTracer(FuseMount):
     """Notes what is asked of the folder in a `with` block. `home` must be fresh."""
 
-    server = f"{__package__}.read_trace_fs"
+    server = "looks"
     notes = ("looks",)
 
     def until(self, end_s: float) -> ReadSet | None:

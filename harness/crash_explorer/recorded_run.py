@@ -1,6 +1,6 @@
 """Records what a run does to its checkpoint folder, and makes the twins against which resumes are judged.
 
-During the recording, FUSE serves the folder over itself (recording_fs.py). FUSE sees writes of native code (the zip
+During the recording, FUSE serves the folder over itself (fuse_servers.py). FUSE sees writes of native code (the zip
 files of torch.save, safetensors, io_uring) and of all processes, in one order, and needs no hooks in the ranks. It
 costs a copy and a digest of all bytes that are written."""
 
@@ -49,7 +49,7 @@ class Recorder(FuseMount):
     folder for the recording's own files, on a disk with room for all bytes that the run writes. The contents that
     `folder` had before are copied, and kept as `recording.base`."""
 
-    server = f"{__package__}.recording_fs"
+    server = "recording"
     notes = RecordingLog.NAMES
 
     def __enter__(self) -> Recorder:

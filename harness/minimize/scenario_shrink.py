@@ -21,8 +21,7 @@ from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir, results_in
-from torchaos.harness.scenario.job_override import settled_scenario
-from torchaos.harness.scenario.loader import override
+from torchaos.harness.scenario.loader import override, settled_scenario
 from torchaos.harness.scenario.yaml_source import dumped, read
 
 JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)

@@ -86,7 +86,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
         return None
     if not _is_scenario(file_path):
         return None
-    from torchaos.harness.pytest_plugin.items import ScenarioFile
+    from torchaos.harness.pytest_plugin.session_runs import ScenarioFile
 
     found: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
     return found

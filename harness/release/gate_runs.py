@@ -25,7 +25,7 @@ from torchaos.harness.release.gate_file import Wanted
 from torchaos.harness.running.planner.job_plan import folder_of
 from torchaos.harness.running.twin import made_of
 from torchaos.harness.running.twin_key import digest, sources_of
-from torchaos.harness.scenario.job_grammar import Job
+from torchaos.harness.scenario.grammar import Job
 
 _CONFIGURATION = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".py")
 

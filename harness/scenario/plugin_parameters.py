@@ -17,8 +17,7 @@ from pydantic_core import to_jsonable_python
 from torchaos.harness import registry
 from torchaos.harness.base_classes import DRAWN
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.job_grammar import Job
+from torchaos.harness.scenario.grammar import Job, Scenario
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
 

@@ -26,8 +26,7 @@ from typing import Any
 
 from intervals import percentile
 
-from torchaos.harness.fault_drivers.network.links import Link
-from torchaos.harness.fault_drivers.network.nft_drop import Cut
+from torchaos.harness.fault_drivers.network.links import Cut, Link
 from torchaos.harness.fault_drivers.network.udp_probe import Meter
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import JobSpec

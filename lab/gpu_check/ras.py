@@ -16,7 +16,7 @@ from datetime import timedelta
 import psutil
 from row import KEEP, SLOW, backend, need_gpu, need_two_ranks_with_nccl, not_possible, share_a_gpu
 
-from torchaos.harness.monitoring.observers import nccl_ras
+from torchaos.harness.monitoring.observers import hang_watch
 
 WAIT_S = 15 * SLOW
 RUNNING = "the counts grow and no rank is missing"
@@ -42,10 +42,10 @@ def rank() -> None:
             print(f"RANK {number} PID {os.getpid()} RIGHT", flush=True)
 
 
-def state(before: list[nccl_ras.Communicator]) -> tuple[str, list[nccl_ras.Communicator]]:
+def state(before: list[hang_watch.Communicator]) -> tuple[str, list[hang_watch.Communicator]]:
     """What RAS says in a word, and its answer. `before`: its last answer."""
     try:
-        found = nccl_ras.ask()
+        found = hang_watch.ask()
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}", []
     world = max(found, key=lambda one: one.size, default=None)
@@ -53,7 +53,7 @@ def state(before: list[nccl_ras.Communicator]) -> tuple[str, list[nccl_ras.Commu
         return "it knows no communicator", found
     if world.missing:
         return "; ".join(f"rank {place}: {why}" for place, why in sorted(world.missing.items())), found
-    if not before or nccl_ras.grew(before, found):
+    if not before or hang_watch.grew(before, found):
         return RUNNING, found
     behind = world.behind()
     return "; ".join(f"rank {place}: {why}" for place, why in sorted(behind.items())) or "the counts stand still", found
@@ -61,7 +61,7 @@ def state(before: list[nccl_ras.Communicator]) -> tuple[str, list[nccl_ras.Commu
 
 def follow(until: Callable[[str], bool]) -> list[str]:
     """Asks again and again until an answer is as wanted, or the time is over. Each new answer with its second."""
-    begun, told, last, before = time.monotonic(), [], "", list[nccl_ras.Communicator]()
+    begun, told, last, before = time.monotonic(), [], "", list[hang_watch.Communicator]()
     while time.monotonic() - begun < WAIT_S:
         text, before = state(before)
         if text != last:
@@ -75,7 +75,7 @@ def follow(until: Callable[[str], bool]) -> list[str]:
 
 def raw(when: str) -> None:
     """Adds RAS's own words to ras.txt, as far as they came in 5 s."""
-    host, _, port = nccl_ras.ADDRESS.rpartition(":")
+    host, _, port = hang_watch.ADDRESS.rpartition(":")
     for request in ("VERBOSE STATUS", "SET FORMAT json\nVERBOSE STATUS"):
         parts = []
         try:
@@ -91,7 +91,7 @@ def raw(when: str) -> None:
 
 def not_the_server(pids: dict[int, int]) -> int:
     """A rank that is not the process which answers for RAS: a machine has only one, and it must not be stopped."""
-    port = int(nccl_ras.ADDRESS.rpartition(":")[2])
+    port = int(hang_watch.ADDRESS.rpartition(":")[2])
     servers = {one.pid for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.laddr.port == port}
     return max(rank for rank, pid in pids.items() if pid not in servers)
 

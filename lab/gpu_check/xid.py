@@ -12,7 +12,7 @@ import time
 
 from row import KEEP, need_gpu, not_possible, overlaid, why
 
-from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS
+from torchaos.harness.fault_drivers.gpu import XIDS
 
 FAIL = """
 import torch

@@ -10,6 +10,7 @@ import pytest
 
 from torchaos.assertions.checkpoint_triggered import CheckpointTriggered
 from torchaos.assertions.health_reaction import HealthReaction
+from torchaos.harness import registry
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome, Target
@@ -17,7 +18,6 @@ from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
-from torchaos.harness.registry import offers
 from torchaos.injectors.gpu_xid import Xid
 
 FAULT = PlannedFault("xid", "gpu.xid", "node", Target((1,)), Moment(1, 16, None), {}, "", "Xid")
@@ -151,8 +151,8 @@ def test_a_fault_of_another_package_that_says_what_it_is_about(trainer: Any, mon
     theirs = replace(run, plan=replace(run.plan, faults=(replace(FAULT, inject="acme.bad_gpu"),)))
     assert HealthReaction().judge(theirs, []).outcome is Outcome.INCONCLUSIVE
     entry = EntryPoint("acme.bad_gpu", f"{__name__}:Theirs", "torchaos.injectors")
-    ours = offers._entries("injectors")
-    monkeypatch.setattr(offers, "_entries", lambda group: (*ours, entry))
+    ours = registry._entries("injectors")
+    monkeypatch.setattr(registry, "_entries", lambda group: (*ours, entry))
     assert HealthReaction().judge(theirs, []).outcome is Outcome.PASSED
     assert CheckpointTriggered().judge(theirs, [trainer(every=7).record()]).outcome is Outcome.PASSED
 

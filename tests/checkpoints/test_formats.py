@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from torchaos.harness import registry
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Files, Local
 from torchaos.harness.checkpoints.formats import format_table
@@ -18,7 +19,6 @@ from torchaos.harness.checkpoints.formats.format import Format
 from torchaos.harness.checkpoints.layout import Checkpoint, Extent, Shard, TensorEntry, Trouble, torn
 from torchaos.harness.fault_drivers.checkpoint_edits import Text, tracker
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.registry import offers
 
 
 class Raw(Format):
@@ -45,9 +45,9 @@ class Raw(Format):
 @pytest.fixture
 def raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The format Raw, as another package would offer it."""
-    ours = offers._entries("formats")
+    ours = registry._entries("formats")
     theirs = EntryPoint("raw", f"{__name__}:Raw", "torchaos.formats")
-    monkeypatch.setattr(offers, "_entries", lambda group: (*ours, theirs))
+    monkeypatch.setattr(registry, "_entries", lambda group: (*ours, theirs))
     format_table.table.cache_clear()
     yield
     format_table.table.cache_clear()
@@ -142,7 +142,7 @@ def test_its_tracker_can_be_damaged(raw: None, tmp_path: Path) -> None:
 def test_a_format_without_its_base_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not inherit from Format is named, with the class to inherit from."""
     theirs = EntryPoint("half", f"{__name__}:Half", "torchaos.formats")
-    monkeypatch.setattr(offers, "_entries", lambda group: (theirs,))
+    monkeypatch.setattr(registry, "_entries", lambda group: (theirs,))
     format_table.table.cache_clear()
     with pytest.raises(UsageError, match=r"'half' .* does not inherit from torchaos\.plugin\.checkpoints\.Format"):
         format_table.table()

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.planner import make_plan, warnings_of
 from torchaos.harness.running.planner.fault_plans import OWN_STORE
-from torchaos.harness.running.planner.preflight import warnings_of
 from torchaos.harness.running.scaffold.job_draft import (
     CHECKPOINTS,
     EXAMPLE,

@@ -203,15 +203,15 @@ def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str)
     assert not ahead or not ahead.is_ready
 
 
-@pytest.mark.parametrize("server", ["read_trace_fs", "recording_fs"])
-def test_without_a_permit_nothing_is_covered(tmp_path: Path, server: str) -> None:
+@pytest.mark.parametrize("kind", ["looks", "recording"])
+def test_without_a_permit_nothing_is_covered(tmp_path: Path, kind: str) -> None:
     """If the harness dies before it has guarded the undo, the end of the input is no permit."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    argv = [folder, "a-source", tmp_path / "switch", tmp_path]
+    argv = [kind, folder, "a-source", tmp_path / "switch", tmp_path]
     done = subprocess.run(
-        [sys.executable, "-m", f"torchaos.harness.crash_explorer.{server}", *map(str, argv)], stdin=subprocess.DEVNULL,
-        check=False, timeout=300,
+        [sys.executable, "-m", "torchaos.harness.crash_explorer.fuse_servers", *map(str, argv)],
+        stdin=subprocess.DEVNULL, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1
     assert not any(mount.target == str(folder) for mount in mounts())
@@ -254,7 +254,7 @@ def test_trees_that_answer_alike(ask: Query, path: str, other: Tree, same: bool)
 
 def test_the_server_starts_without_large_libraries() -> None:
     """Each resume starts a server. numpy and pydantic, which the harness uses, take longer to import than all else."""
-    module = "torchaos.harness.crash_explorer.read_trace_fs"
+    module = "torchaos.harness.crash_explorer.fuse_servers"
     code = f"import {module}, sys; print(sorted({{'numpy', 'pydantic'}} & sys.modules.keys()))"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert said.stdout == "[]\n"

@@ -14,8 +14,8 @@ from typing import Any
 import dcgmi_stand_in
 import pytest
 
-from torchaos.harness.fault_drivers.gpu import gpu_fault
-from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS
+from torchaos.harness.fault_drivers import gpu as gpu_fault
+from torchaos.harness.fault_drivers.gpu import XIDS
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import Kind
 from torchaos.injectors.gpu_lost import Lost
@@ -266,7 +266,7 @@ def test_the_kernels_log_is_felt_when_the_kernel_shows_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That the injector wrote a line proves nothing, nor does the same line of an earlier fault."""
-    from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS, pci_of
+    from torchaos.harness.fault_drivers.gpu import XIDS, pci_of
     from torchaos.injectors import gpu_kernel_log
 
     device, told = tmp_path / "kmsg", list[Any]()

@@ -226,7 +226,7 @@ def test_the_rank_that_answers_for_ras_is_not_stopped(monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(PROGRAM.parent / "gpu_check"))
     ras = runpy.run_path(str(PROGRAM.parent / "gpu_check" / "ras.py"))
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(ras["nccl_ras"], "ADDRESS", f"localhost:{server.getsockname()[1]}")
+        monkeypatch.setattr(ras["hang_watch"], "ADDRESS", f"localhost:{server.getsockname()[1]}")
         assert ras["not_the_server"]({0: 1, 1: os.getpid()}) == 0
         assert ras["not_the_server"]({0: os.getpid(), 1: 1}) == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.fault_drivers.gpu.gpu_fault import XIDS
+from torchaos.harness.fault_drivers.gpu import XIDS
 
 from .conftest import Ask
 

@@ -19,7 +19,6 @@ from torchaos.harness.gameday.draw import Round, scenario_of
 from torchaos.harness.gameday.draw import load as load_day
 from torchaos.harness.interfaces import Handle, JobSpec, Launcher, Node, UsageError
 from torchaos.harness.record.plan import Plan
-from torchaos.harness.registry import offers
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
@@ -72,9 +71,9 @@ class Clash(Bare):
 def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both launchers, as another package would offer them, on a machine that can do everything."""
     theirs = [EntryPoint(one.name, f"{__name__}:{one.__name__}", "torchaos.launchers") for one in (Bare, Able, Queue)]
-    ours = offers._entries
+    ours = registry._entries
     monkeypatch.setattr(
-        offers, "_entries", lambda group: (*ours(group), *theirs) if group == "launchers" else ours(group)
+        registry, "_entries", lambda group: (*ours(group), *theirs) if group == "launchers" else ours(group)
     )
     monkeypatch.setattr(capabilities, "check", lambda name: capabilities.Finding(name, True, "", ""))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
@@ -179,8 +178,8 @@ def test_a_game_day_has_them_too(tmp_path: Path) -> None:
 
 def test_two_settings_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher can't give another meaning to a key that the job has already."""
-    before = offers._entries
+    before = registry._entries
     clash = EntryPoint("clash", f"{__name__}:Clash", "torchaos.launchers")
-    monkeypatch.setattr(offers, "_entries", lambda of: (*before(of), clash) if of == "launchers" else before(of))
+    monkeypatch.setattr(registry, "_entries", lambda of: (*before(of), clash) if of == "launchers" else before(of))
     with pytest.raises(UsageError, match="launcher 'clash': job has another key 'timeout'; rename the parameter"):
         plan(tmp_path, KILL, launcher="queue", partition="night")

@@ -20,8 +20,8 @@ from torchaos.harness.running.launchers.local_job import Job
 from torchaos.harness.running.planner.fault_plans import FaultAt, target_of
 from torchaos.harness.running.planner.job_plan import planned_job
 from torchaos.harness.scenario.grammar import Fault, Limits, When
+from torchaos.harness.scenario.grammar import Job as Grammar
 from torchaos.harness.scenario.grammar import Target as Aim
-from torchaos.harness.scenario.job_grammar import Job as Grammar
 
 Bench = Any  # of conftest.py, which tests can't import
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.links import Cut, Link
 from torchaos.harness.fault_drivers.network.network_faults import netem
-from torchaos.harness.fault_drivers.network.nft_drop import Cut
 from torchaos.harness.fault_drivers.network.packet_queue import Shape, flipped
 from torchaos.harness.fault_drivers.network.traffic_counters import at_least
 from torchaos.harness.host.network_namespace import NetworkNamespace

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.links import Cut, Link, counts
 from torchaos.harness.fault_drivers.network.network_faults import Shaper
-from torchaos.harness.fault_drivers.network.nft_drop import Cut, counts
 from torchaos.harness.fault_drivers.network.packet_queue import Shape
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle, read, round_trips
 from torchaos.harness.interfaces import Handle

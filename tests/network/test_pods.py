@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.links import Link
-from torchaos.harness.fault_drivers.network.nft_drop import Cut
+from torchaos.harness.fault_drivers.network.links import Cut, Link
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.rollback.network_handles import NftTable

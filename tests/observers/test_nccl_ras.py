@@ -16,8 +16,8 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.interfaces import RankProcess
-from torchaos.harness.monitoring.observers import nccl_ras
-from torchaos.harness.monitoring.observers.nccl_ras import NcclRas, ask, communicators
+from torchaos.harness.monitoring.observers import hang_watch
+from torchaos.harness.monitoring.observers.hang_watch import NcclRas, ask, communicators
 from torchaos.harness.monitoring.observers.opinions import Opinion
 
 # The example of the user guide of NCCL 2.30, chapter RAS, "JSON Output", with the pids of the test.
@@ -98,8 +98,8 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     with Service(("127.0.0.1", 0), _Client) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        monkeypatch.setattr(nccl_ras, "ADDRESS", server.address)
-        monkeypatch.setattr(nccl_ras, "_EVERY_S", 0.02)
+        monkeypatch.setattr(hang_watch, "ADDRESS", server.address)
+        monkeypatch.setattr(hang_watch, "_EVERY_S", 0.02)
         yield server
         server.shutdown()
         thread.join()
@@ -208,7 +208,7 @@ def test_another_job_on_the_machine(service: Service) -> None:
 def test_a_job_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing answers: there is no opinion, and no event of a blind observer in each run with gloo."""
     with socketserver.TCPServer(("127.0.0.1", 0), _Client) as free:
-        monkeypatch.setattr(nccl_ras, "ADDRESS", f"127.0.0.1:{free.server_address[1]}")
+        monkeypatch.setattr(hang_watch, "ADDRESS", f"127.0.0.1:{free.server_address[1]}")
     observer = NcclRas()
     assert observer.look(time.monotonic(), True, RANKS) is None
     assert observer._asking

@@ -18,7 +18,6 @@ from torchaos.harness import base_classes as face
 from torchaos.harness import registry
 from torchaos.harness.base_classes import Fault
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.registry import offers
 
 Offer = Callable[..., None]
 
@@ -267,7 +266,7 @@ def test_two_files_may_not_share_a_name(package: Path, offer: Offer) -> None:
 @pytest.mark.parametrize("group", registry.GROUPS)
 def test_reading_finds_what_importing_finds(group: str) -> None:
     """The names of what comes with torchaos are read from its source text, and none is missed or made up."""
-    (entry,) = (one for one in offers._entries(group) if one.dist and one.dist.name == "torchaos")
+    (entry,) = (one for one in registry._entries(group) if one.dist and one.dist.name == "torchaos")
     package = importlib.import_module(entry.value)
     modules = [importlib.import_module(f"{entry.value}.{one.name}") for one in pkgutil.iter_modules(package.__path__)]
     declared = {

@@ -16,7 +16,7 @@ from torchaos.harness.cli import cli, main
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record import environment
 from torchaos.harness.running import planner
-from torchaos.harness.running.planner import job_plan, preflight
+from torchaos.harness.running.planner import job_plan
 from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine
 from torchaos.harness.scenario import load
 
@@ -121,7 +121,7 @@ def test_a_step_that_the_twin_never_made(
 ) -> None:
     """A trigger beyond the last step of the twin in the cache, and beyond its last save, can't be reached. If no other
     fault is there, nothing is run. The twin may have been made for a scenario with other assertions."""
-    monkeypatch.setattr(preflight, "kept_twin_of", lambda plan: trainer(steps=last).record())
+    monkeypatch.setattr(planner, "kept_twin_of", lambda plan: trainer(steps=last).record())
     for text in (GOOD, GOOD.replace("[completed, checkpoint_integrity]", "[completed]")):
         if not wrong:
             assert warned(tmp_path, text) == []
@@ -144,7 +144,7 @@ def test_a_step_after_those_that_the_command_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, said: str
 ) -> None:
     """Without a twin in the cache, the command may say how many steps there are."""
-    monkeypatch.setattr(preflight, "kept_twin_of", lambda plan: None)
+    monkeypatch.setattr(planner, "kept_twin_of", lambda plan: None)
     found = warned(tmp_path, GOOD.replace("--out", f"{option} --out"))
     assert len(found) == bool(said)
     assert all(said in one for one in found)
@@ -162,12 +162,12 @@ def test_a_ready_gpu_scenario_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
 def test_the_ready_scenarios_warn_of_nothing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each does what it means."""
     monkeypatch.setattr(planner, "_check_machine", lambda needs, file: None)
-    monkeypatch.setattr(preflight, "kept_twin_of", lambda plan: None)
+    monkeypatch.setattr(planner, "kept_twin_of", lambda plan: None)
     found = []
     for file in sorted((READY / folder).glob("*.yaml")):
         scenario = load(file)
         plan = planner.make_plan(scenario, file, 0, None, scenario.consent)
-        found += preflight.warnings_of(plan, scenario, file)
+        found += planner.warnings_of(plan, scenario, file)
     assert found == []
     assert list((READY / folder).glob("*.yaml"))
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.network import packet_queue
-from torchaos.harness.fault_drivers.network.links import Helper, Link, helper_of, link_of, sides
-from torchaos.harness.fault_drivers.network.nft_drop import Cut
+from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, helper_of, link_of, sides
 from torchaos.harness.fault_drivers.network.packet_queue import Shape
 from torchaos.harness.fault_drivers.network.traffic_counters import came, counted, drops, measured, meter_handle, slower
 from torchaos.harness.interfaces import (

@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from torchaos.harness.monitoring.diagnosis import mismatched_calls
-from torchaos.harness.monitoring.diagnosis.diagnosis import HIGH, LOW, MEDIUM, Diagnosis, have, named, waited_for
-from torchaos.harness.monitoring.diagnosis.mismatched_calls import remarks
+from torchaos.harness.monitoring.diagnosis import diagnosis
+from torchaos.harness.monitoring.diagnosis.diagnosis import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    Diagnosis,
+    have,
+    named,
+    remarks,
+    waited_for,
+)
 from torchaos.harness.monitoring.diagnosis.wait_graph import (
     Call,
     Calls,
@@ -172,7 +180,7 @@ def diagnose(calls: Calls) -> Diagnosis:
         _given_up(calls, found)
         return found
     ends = graph.ends()
-    wrong = mismatched_calls.read_mismatches(graph, found)
+    wrong = diagnosis.read_mismatches(graph, found)
     for end in ends:
         if not end & wrong:
             _read_end(end, graph, calls, found)
@@ -278,7 +286,7 @@ def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, 
                     _read_absent(node, graph, calls, found)
         if inside:
             return
-    mismatched_calls.read_circle(ranks, ops, graph, found)
+    diagnosis.read_circle(ranks, ops, graph, found)
 
 
 def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:

@@ -1,5 +1,5 @@
 """The opinions of the observers of a hang, and the rule that combines them into a suspicion or a hang. Three observers
-are here; the others are in resource_use.py and nccl_ras.py.
+are here; the others are in resource_use.py and hang_watch.py.
 
 `LogSilence`: the job's log has not grown for longer than usual.
 

@@ -22,7 +22,7 @@ import yaml
 
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import counted
-from torchaos.harness.running.launchers.pod_kinds import (
+from torchaos.harness.running.launchers.pod import (
     apart,
     count_of,
     group_of,

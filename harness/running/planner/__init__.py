@@ -1,13 +1,20 @@
 """Makes a plan from a scenario: fills placeholders, draws targets and parameters, and checks that the machine can carry
 out the scenario.
 
-Input: a scenario and a seed. Output: a `Plan`, the same for the same seed. Nothing is started or changed."""
+Input: a scenario and a seed. Output: a `Plan`, the same for the same seed. Nothing is started or changed.
+
+`check_script` and `check_targets` report what the planner would refuse, for a file that is only checked: a script that
+does not exist, and targets that the job does not have. `warnings_of` warns about a scenario that can be carried out but
+probably does not test what the user intends. Each warning has its place in the file, and says what to do."""
 
 from __future__ import annotations
 
 import os
+import random
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness import registry
@@ -15,20 +22,39 @@ from torchaos.harness.interfaces import Need, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.environment import installed, job_python
-from torchaos.harness.record.plan import Plan, PlannedFault, stream
+from torchaos.harness.record.plan import Plan, PlannedFault, PlannedJob, stream
+from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.fault_checks import beyond, needs_of, needs_of_controller
+from torchaos.harness.running.launchers.torchrun_line import restarts_of
 from torchaos.harness.running.planner.fault_plans import (
+    OWN_STORE,
     FaultAt,
+    Machine,
     check_consent,
     condition,
+    consents,
     link_recoveries,
     named,
     planned_fault,
+    target_of,
     with_facts_of,
 )
-from torchaos.harness.running.planner.job_plan import at, at_the_command, check_remote, check_replicas, planned_job
-from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.running.planner.job_plan import (
+    at,
+    at_the_command,
+    check_remote,
+    check_replicas,
+    missing_script,
+    planned_job,
+    warnings_in,
+    written_size,
+)
+from torchaos.harness.running.twin import check_reached, kept_twin_of, too_late, unreached
+from torchaos.harness.scenario.grammar import Job, Scenario
+from torchaos.harness.scenario.loader import with_job
+from torchaos.harness.scenario.plugin_parameters import Tell
+from torchaos.harness.scenario.yaml_source import Keys, Source, read
 
 # The hooks of the agent that each need of an assertion, and each phase of a trigger, requires. "steps" is always on.
 _HOOKS_OF_NEED = {
@@ -140,3 +166,124 @@ def _check_machine(needs: Iterable[str], file: Path) -> None:
         found = capabilities.check(name)
         if not found.present:
             raise UsageError(f"{file}: this machine lacks {name} ({found.detail}); {found.remedy}")
+
+
+_COMMAND: Keys = ("job", "command")
+_SIZE: tuple[Keys, ...] = (
+    _COMMAND, ("job", "env"), ("job", "world_size"), ("job", "nodes"), ("job", "replicas"), ("limits", "never"),
+)  # fmt: skip
+
+
+def check_script(job: Job, launcher: str, file: Path, tell: Tell) -> None:
+    """Reports a script that does not exist. `file`: the file with the job."""
+    try:
+        missing = missing_script(job, launcher, file)
+    except (UsageError, ValueError):  # the command can't be read, which the loader reports
+        return
+    if missing:
+        tell(_COMMAND, missing, False, [("job", "cwd")])
+
+
+def check_targets(scenario: Scenario, file: Path, tell: Tell) -> None:
+    """Reports targets that the job does not have."""
+    try:
+        size = written_size(scenario.job, scenario.launcher, file)
+    except (UsageError, ValueError):
+        return
+    if size is None:
+        return
+    world, nodes = size
+    job = PlannedJob((), "", {}, world, nodes, 0.0, replicas=scenario.job.replicas)
+    for number, fault in enumerate(scenario.faults):
+        try:
+            target_of(fault, job, scenario.limits, random.Random(0), fault.id or fault.inject)
+        except UsageError as error:
+            settings = (("job", key) for key in scenario.job.settings)
+            tell(("faults", number, "target"), str(error), False, [*_SIZE, *settings])
+
+
+def moments_in(plan: Plan, file: Path) -> list[str]:
+    """For each fault, the place of its moment in the file of the scenario, as `file:line:column`."""
+    source = read(file)
+    return [source.place(("faults", number, *_MOMENT)).within(file) for number in range(len(plan.faults))]
+
+
+_MOMENT: Keys = ("when", "step")
+_STEPS = re.compile(r"--((max|total|num|train|training)[-_])?(train[-_])?(steps|iters|iterations)")
+
+
+def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None = None) -> list[str]:
+    """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file. `job`: the file with the
+    job, if this is another file. Raises UsageError if a twin in the cache shows that no fault would come."""
+    found = [*_of_assertions(plan), *_of_consent(scenario)]
+    if not plan.job.attached:
+        twin = kept_twin_of(plan) if plan.faults else None
+        if twin:
+            check_reached(plan, twin, moments_in(plan, file))
+        found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan, twin)]
+        found += [(_COMMAND, text) for text in warnings_in(plan.job.command, plan.launcher)]
+    source = with_job(read(file), job) if job else read(file)
+    placed = sorted((source.place(keys), text) for keys, text in found)
+    return [f"{place.within(file)}: {text}" for place, text in placed]
+
+
+def _of_folder(plan: Plan) -> Iterator[tuple[Keys, str]]:
+    if not any("{run}" in text for text in (*plan.job.command, *plan.job.env.values())):
+        problem = "nothing tells the job to write its checkpoints below {run}, the run's own folder"
+        yield _COMMAND, f"{problem}: it may resume from the last run's; name {{run}} in the command or in job.env"
+
+
+def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
+    job = plan.job
+    lethal = [fault.inject for fault in plan.faults if registry.is_lethal(fault.inject)]
+    to_fail = any(
+        "gives_up_within" in item.params and item.params["gives_up_within"] is not None for item in plan.asserts
+    )
+    if not lethal or to_fail or job.resubmit_times or job.replicas > 1:
+        return
+    env = {**os.environ, **job.env}
+    restarts = restarts_of(job.command, env)
+    if restarts == 0:
+        problem = f"{lethal[0]} ends a rank, and torchrun starts none again (--max-restarts 0)"
+        yield _COMMAND, f"{problem}; write --max-restarts 3, or job.resubmit"
+    elif restarts and plan.launcher == "local" and env.get(OWN_STORE) != "1" and not Machine.this().gpus:
+        problem = "there is no GPU here, so the ranks may use gloo, with which most restarts by torchrun fail"
+        yield _COMMAND, f'{problem} (pytorch/pytorch#135712); write job.env: {{{OWN_STORE}: "1"}}, or export it'
+
+
+def _of_steps(plan: Plan, twin: Record | None) -> Iterator[tuple[Keys, str]]:
+    """Warns about faults whose moment the job does not reach, as the twin or, without a twin, the number of steps in
+    the command shows."""
+    option, last = _asked_for(plan.job.command)
+    late = too_late(plan, last, f"as {option} says") if last is not None else {}
+    for number, text in (unreached(plan, twin) if twin else late).items():
+        yield ("faults", number, *_MOMENT), text
+
+
+def _asked_for(command: Sequence[str]) -> tuple[str, int | None]:
+    """An option of the command that gives the number of steps, and that number. The number is None if there is no such
+    option."""
+    words = [part for word in command for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for option, value in pairwise(words):
+        if _STEPS.fullmatch(option) and value.isdecimal():
+            return option, int(value)
+    return "", None
+
+
+def _of_assertions(plan: Plan) -> Iterator[tuple[Keys, str]]:
+    place = plan.job.checkpoints
+    if place is not None and "://" not in place:
+        return
+    remedy = f"a run reads no {place}, only torchaos explore does" if place else "write job.checkpoints.path"
+    for number, assertion in enumerate(plan.asserts):
+        if Need.INVENTORY in registry.find("assertions", assertion.name).needs:
+            yield ("assert", number), f"{assertion.name} can't read the checkpoints; {remedy}"
+
+
+def _of_consent(scenario: Scenario) -> Iterator[tuple[Keys, str]]:
+    known = consents() if scenario.consent else []  # `consents` loads every injector
+    for number, word in enumerate(scenario.consent):
+        if word not in known:
+            near = registry.suggest(word, known)
+            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+            yield ("consent", number), f"consent: no fault asks for {word!r}; {hint}"

@@ -13,6 +13,7 @@ import hashlib
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,8 +23,8 @@ from typing import ClassVar
 
 from torchaos.harness.base_classes import Fault
 from torchaos.harness.host.gpu_devices import gpu_of, gpus_here, parent_of
-from torchaos.harness.host.native_libraries import ENV_CONTROL
-from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Probe, Where
+from torchaos.harness.host.native_libraries import ENV_CONTROL, ENV_PATH, NVML
+from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Probe, UsageError, Where
 from torchaos.harness.monitoring.probes.census import environ_of
 from torchaos.harness.protocol.wire import ENV_NODE, Kind
 from torchaos.harness.record.record import Record
@@ -320,3 +321,36 @@ def _since_s(orders: Path) -> float:
 
 def _path(folder: Path, fault: str) -> Path:
     return folder / (re.sub(r"[^A-Za-z0-9_-]", "_", fault) + ".nvml")
+
+
+_USAGE = """`python -m torchaos.harness.fault_drivers.gpu [--control PATH] COMMAND...`: runs a command that sees the
+NVML overlay.
+
+It is for programs that watch GPUs: a node health agent, nvidia-smi, a device plugin, a DCGM host engine. The job's
+ranks don't get the overlay, because NCCL reads its topology from NVML."""
+
+
+def environment(control: str | None) -> dict[str, str]:
+    """The environment of a process that loads the overlay. Raises UsageError if there is no overlay."""
+    overlay = os.environ.get(ENV_PATH) or str(NVML.path().parent)
+    others = os.environ.get("LD_LIBRARY_PATH")
+    paths = {"LD_LIBRARY_PATH": f"{overlay}:{others}" if others else overlay, ENV_PATH: overlay}
+    return {**os.environ, **paths, **({ENV_CONTROL: str(Path(control).absolute())} if control else {})}
+
+
+def main(arguments: list[str]) -> int:
+    control = None
+    if arguments[:1] == ["--control"] and len(arguments) > 1:
+        control, arguments = arguments[1], arguments[2:]
+    if not arguments or arguments[0].startswith("-"):
+        print(_USAGE, file=sys.stderr)
+        return 3
+    try:
+        os.execvpe(arguments[0], arguments, environment(control))
+    except (UsageError, OSError) as error:
+        print(f"torchaos: {arguments[0]}: {error}", file=sys.stderr)
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

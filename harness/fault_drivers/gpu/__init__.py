@@ -1,1 +1,0 @@
-"""Faults of a GPU's health, as NVML reports it. They are orders to the NVML overlay (injectors/native/nvml)."""

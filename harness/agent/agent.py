@@ -62,6 +62,8 @@ class Agent:
         # other values may be in place, such as an average, because the job may be about to save or to evaluate.
         self.changed: Callable[[bool], None] | None = None
         self.reached: Callable[[], list[Any]] = list  # in such a job: the parameters that its losses depend on
+        # Beside an optimizer of torch's: the parameters that optimizers of plain classes train.
+        self.trained_beside: Callable[[], list[Any]] = list
         self.triggers = FaultTriggers(self)
         self.epochs = Epochs(self)
         self.hooks = self._wanted()

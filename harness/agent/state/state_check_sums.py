@@ -37,6 +37,7 @@ class StateSums:
     def __init__(self, agent: Agent) -> None:
         self._agent, self._torch = agent, import_module("torch")
         self._names = Names(self._torch)
+        agent.trained_beside = self._names.beside
         self._told: dict[str, Any] = {}  # what this process has written last, by its key in the event
         self._last: tuple[int, Any] = (-1, None)  # the last event of a save
         self._first: dict[str, list[str]] | None = None  # the parameters of the first step

@@ -29,6 +29,7 @@ class Names:
         self._torch, self._tries = torch, 0
         self._modules: list[weakref.ref[Any]] = []  # the outermost ones
         self._plain: list[weakref.ref[Any]] = []  # optimizers of plain classes
+        self._beside: list[weakref.ref[Any]] = []  # what these train and torch's do not
 
     def look(self, optimizers: Sequence[Any], reached: Sequence[Any] = ()) -> dict[str, Named]:
         """All tensors by kind and name. The kinds: `parameters` that torch's optimizers train (without any: those that
@@ -48,7 +49,14 @@ class Names:
             name: each for what in ("parameters", "frozen") for name, each in found[what].items() if name in listed
         }
         found["trained"] = {name: each for name, each in {**own, **of_plain}.items() if each.requires_grad}
+        beside = [each for name, each in sorted(found["trained"].items()) if id(each) not in trained]
+        self._beside = [weakref.ref(each) for each in beside]
         return found
+
+    def beside(self) -> list[Any]:
+        """The parameters that only optimizers of plain classes train, at the last `look`, in the order of their
+        names."""
+        return _alive(self._beside)
 
     def _trained_by(self, optimizer: Any, names: Mapping[int, str]) -> list[str]:
         """The names of the parameters that an optimizer of a plain class keeps in a list, in order."""

@@ -123,9 +123,10 @@ def parameters(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def trained_by(agent: Agent) -> list[Any]:
-    """The parameters that torch's optimizers train. In a job without such an optimizer, those that its losses depend
-    on."""
-    return parameters(agent.optimizers) or agent.reached()
+    """The parameters that torch's optimizers train, and those of the optimizers of plain classes beside them. In a job
+    without an optimizer of torch's, those that its losses depend on."""
+    own = parameters(agent.optimizers)
+    return own + agent.trained_beside() if own else agent.reached()
 
 
 def moments(optimizers: Sequence[Any]) -> Iterator[tuple[int, Any]]:

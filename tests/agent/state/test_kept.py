@@ -226,6 +226,28 @@ torch.save({{}}, folder + "/a.pt")
     assert set(kept["frozen"]) == {"0.weight", "0.bias"}
 
 
+@pytest.mark.parametrize("updates", ["p.sub_(0.1)", "pass"])
+def test_the_state_of_a_step_covers_what_a_plain_optimizer_trains(rank: Any, updates: str) -> None:
+    """Beside an optimizer of torch's: a parameter that only the plain one has changed changes the digest."""
+    both = PREPARE.replace("model.parameters()", "model[1].parameters()").replace("lr=", "lr=0 * ")
+    ran = rank.run(
+        both.removesuffix("step()\n")
+        + f"""
+class Plain:
+    def __init__(self, params): self.params = params
+    @torch.no_grad()
+    def step(self):
+        for p in self.params: {updates}
+plain = Plain([model[0].weight])
+for _ in range(4): plain.step(); step()
+""",
+        hooks=("steps", "checkpoints", "state", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    digests = [event.data["parameters"] for event in ran.of("step")]
+    assert len(set(digests)) == (4 if updates != "pass" else 1), digests
+
+
 def test_tensors_that_are_no_numbers_are_left_out(rank: Any) -> None:
     """Sparse buffers, and parameters that are not made yet; the hook goes on."""
     more = """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -248,6 +248,12 @@ def counted(count: int, noun: str, verbs: str = "") -> str:
     one, _, several = verbs.partition("/")
     words = (str(count), noun, one) if count == 1 else (str(count), f"{noun}s", several)
     return " ".join(word for word in words if word)
+
+
+def numbered(noun: str, numbers: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0, 1`."""
+    each = sorted(numbers)
+    return f"{noun}{'s' * (len(each) > 1)} {', '.join(map(str, each))}"
 
 
 def last_words_in_words(lines: Sequence[str]) -> str:

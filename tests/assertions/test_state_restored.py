@@ -703,7 +703,7 @@ def test_generators_that_went_round() -> None:
     )
     both_of_0 = [Other(RNG, "torch", (1, 2), said("of a rank", rank=0), equal=(0,))]
     assert found.generators_in_words(both_of_0, 3) == (
-        "the RNG state was not restored, and the model draws from it: the states of the RNG torch on rank 1, 2 are "
+        "the RNG state was not restored, and the model draws from it: the states of the RNG torch on ranks 1, 2 are "
         "those of rank 0, and rank 0's were restored"
     )
 

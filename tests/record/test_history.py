@@ -237,7 +237,7 @@ def test_a_checkpoint_that_was_loaded_and_not_used_is_no_resume() -> None:
     attempt = History.of(again).attempt(1)
     assert attempt is not None
     assert attempt.base == 0
-    assert attempt.conflicts[0].startswith("the loaded checkpoint on rank 0, 1 says 15 steps were done, not 0")
+    assert attempt.conflicts[0].startswith("the loaded checkpoint on ranks 0, 1 says 15 steps were done, not 0")
 
 
 def test_base_of_is_known_while_the_first_step_is_under_way() -> None:

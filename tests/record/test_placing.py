@@ -289,7 +289,9 @@ def test_a_counter_that_was_ahead_from_the_start_shows_no_earlier_steps(kill: in
     lost = kill == 18 and not restored
     assert [len(one.conflicts) for one in history.attempts] == [0, int(lost)]
     if lost:
-        assert history.attempts[1].conflicts[0].startswith("the optimizer's own step counter on rank 0, 1 says 0 steps")
+        assert (
+            history.attempts[1].conflicts[0].startswith("the optimizer's own step counter on ranks 0, 1 says 0 steps")
+        )
 
 
 def test_a_run_that_goes_on_from_an_older_one_is_not_taken_for_a_new_run() -> None:

@@ -16,6 +16,7 @@ from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.protocol.check_sums import MODULUS, is_whole
 from torchaos.harness.record.history.snapshots import State, states
+from torchaos.harness.record.plan import numbered
 from torchaos.harness.record.record import Record
 
 MOMENTS, RNG, INPUTS, TRAINED = "moments", "rng", "inputs", "trained"
@@ -88,7 +89,7 @@ def _clause(others: Sequence[Other], world: int, alone: bool) -> str:
     the only clause about generators."""
     first, more = others[0], len({other.of for other in others}) - 1
     unseen = first.quantity == RNG and not first.equal and alone  # then nothing is said of the other ranks
-    where = "" if unseen or len(first.ranks) == world else f" on rank {', '.join(map(str, first.ranks))}"
+    where = "" if unseen or len(first.ranks) == world else f" on {numbered('rank', first.ranks)}"
     likewise, apart = (f" and {more} more" if more else ""), ""
     if more and _EXCHANGED in first.holds:
         likewise, apart = "", f", and {more} more {_EXCHANGED} others"

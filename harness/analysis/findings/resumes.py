@@ -21,8 +21,7 @@ from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, i
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.checkpoint_names import checkpoint_of, final_path, number_in_name
 from torchaos.harness.record.history import Save, saved_as
-from torchaos.harness.record.history.step_evidence import in_words
-from torchaos.harness.record.plan import counted
+from torchaos.harness.record.plan import counted, numbered
 from torchaos.harness.record.record import Record, records_of
 
 _NOT_THERE = "Whether the newer one was still there is not known."
@@ -92,11 +91,11 @@ class Resumes:
         if self._allowed is not None and lost > self._allowed:
             return failed(f"attempt {attempt.number} {begun}: {self._many(lost)}")
         if resume.newer and base < resume.newer.step:
-            lacks, gone = ", ".join(resume.newer.lacks), in_words(resume.newer.gone)
+            lacks, gone = ", ".join(resume.newer.lacks), numbered("node", resume.newer.gone)
             state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
             why = f"{state}, and nothing shows whether the job had finished that save"
-            if gone:
-                why = f"its files on the local disk of node {gone} were gone, and whether copies were left is not known"
+            if resume.newer.gone:
+                why = f"its files on the local disk of {gone} were gone, and whether copies were left is not known"
             doubt = f", which may have been incomplete: {why}"
             if resume.newer.upon:
                 doubt = f", which may build upon {resume.newer.upon}, and that was damaged"
@@ -190,7 +189,7 @@ def _in_short(run: Record, words: str) -> str:
 
 
 def _of_several(begun: str, attempt: int, other: Apart) -> Finding:
-    ranks = f"rank {in_words(other.ranks)}"
+    ranks = numbered("rank", other.ranks)
     if other.sure:
         return failed(
             f"attempt {attempt} {begun}, but {ranks} from step {other.step}, as the optimizer's counter confirms: "

@@ -20,11 +20,13 @@ A witness that disagrees with the base stays visible: it is evidence that its pa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
+
+from torchaos.harness.record.plan import numbered
 
 STATE, LOSSES = "the state itself", "the losses"
 PARTED, UNLIKE = "the later losses", "the losses of the same samples"
@@ -163,10 +165,6 @@ def _preferred(near: Mapping[int, float], witnesses: Sequence[Witness]) -> int |
 
 def _disagrees(witness: Witness, base: int) -> str:
     said = " or ".join(str(fit) for fit in witness.fits[:3])
-    where = f" on rank {in_words(witness.ranks)}" if witness.ranks else ""
     steps = "step was" if said == "1" else "steps were"
+    where = f" on {numbered('rank', witness.ranks)}" if witness.ranks else ""
     return f"{witness.name}{where} says {said} {steps} done, not {base}: {witness.rests_on}"
-
-
-def in_words(ranks: Iterable[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks)

@@ -21,6 +21,7 @@ from torchaos.harness.analysis.recovery_times import on_until_s
 from torchaos.harness.protocol.collective_stamps import Stamp
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.plan import numbered
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
 from torchaos.harness.reporting.html.charts import groups
@@ -192,7 +193,7 @@ def _faults(to: Timeline, run: Record, landed: Sequence[Landing], recoveries: Se
         end = over if end == math.inf else end
         inject = names.get(landing.fault, "")
         label = landing.fault if inject in ("", landing.fault) else f"{landing.fault} ({inject})"
-        whom = f" on rank {', '.join(map(str, sorted(landing.ranks)))}" if landing.ranks else ""
+        whom = f" on {numbered('rank', landing.ranks)}" if landing.ranks else ""
         lane, for_good = lanes.get(landing.fault, 0), landing.fault in final
         if for_good:
             to.marks.append([lane, to.at(landing.at_s), "hit", label + whom])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchaos.plugin import Assertion, Finding, Harm, Need, Record, inconclusive
-from torchaos.plugin.analysis import absent_replicas, each, losses, without_steps
+from torchaos.plugin.analysis import absent_replicas, are_taken_over, as_one_job, each, losses, without_steps
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,14 @@ class LossContinuity(Assertion):
         return losses(run, twins, self.tolerance)
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """Judges the run like a run without replicas. Inconclusive if a replica was absent from a step."""
+        """If a replica was absent from a step: judges the replicas as one job whose number of ranks changed, or is
+        inconclusive if the others did not take over its samples."""
         if blind := without_steps(run):
             return blind
-        if gone := absent_replicas(run):
+        gone = absent_replicas(run)
+        if gone and are_taken_over(run, twins):
+            return self.judge(as_one_job(run), [as_one_job(twin) for twin in twins])
+        if gone:
             return inconclusive(
                 f"{gone}, on fewer samples than in the twin: from then on neither weights nor losses are the twin's, "
                 "so a difference proves nothing"

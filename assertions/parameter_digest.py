@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, inconclusive
-from torchaos.plugin.analysis import Parameters, absent_replicas, across_replicas, each, without_steps
+from torchaos.plugin.analysis import (
+    Parameters,
+    absent_replicas,
+    across_replicas,
+    are_taken_over,
+    as_one_job,
+    each,
+    without_steps,
+)
 
 
 @dataclass(frozen=True)
@@ -27,13 +35,17 @@ class ParameterDigest(Assertion):
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
         """Ranks of the same number must have equal parameters in all replicas. Ranks of one replica may differ. The
-        twin is compared only if all replicas took part in every step."""
+        twin is compared if all replicas took part in every step, or the others took over the samples of one that did
+        not."""
         if blind := without_steps(run):
             return blind
         apart = across_replicas(run)
         if apart.outcome is not Outcome.PASSED or self.replicas_only:
             return self._bound(apart)
-        if gone := absent_replicas(run):
+        gone = absent_replicas(run)
+        if gone and are_taken_over(run, twins):
+            return self._bound(Parameters(as_one_job(run), [as_one_job(twin) for twin in twins]).finding())
+        if gone:
             return inconclusive(
                 f"{apart.reason}; {gone}, so that they are not the twin's: `replicas_only: true` compares only the "
                 "replicas"

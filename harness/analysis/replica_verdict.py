@@ -11,7 +11,10 @@ from dataclasses import replace
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Finding, Need, Outcome, inconclusive
-from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.history import Attempt, Execution, Executions, History
+from torchaos.harness.record.record import Record, ranks_of, records_of
+from torchaos.harness.record.record import without_steps as without_those_of_steps
+from torchaos.harness.record.steps.execution import with_values
 
 _REQUIRED = {
     Need.STEPS: ("no step was", "steps"), Need.LOSS: ("no loss was", "loss"),
@@ -71,6 +74,30 @@ def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequen
     if found[worst].outcome is Outcome.PASSED and not alike:
         reason = "; ".join(f"replica {number}: {finding.reason}" for number, finding in found.items())
     return replace(found[worst], reason=reason)
+
+
+def as_one_job(run: Record) -> Record:
+    """The replicas as one job whose number of ranks changes: as long as the same replicas make the steps, it is one
+    attempt. It has the steps that count, and no other event of steps, samples or checkpoints."""
+    of_step: dict[int, list[Execution]] = {}
+    for number, part in enumerate(records_of(run)):
+        first = ranks_of(run.plan.job, number).start
+        for one in part.history.by_step().executions:
+            step = one.global_step or 0
+            placed = {"rank": first + one.rank, "local_step": step, "segment": 0}
+            of_step.setdefault(step, []).append(with_values(one, placed))
+    attempts, made, there = list[Attempt](), list[Execution](), set[int]()
+    for step, together in sorted(of_step.items()):
+        if there != (there := {one.rank for one in together}):
+            begun_s = min(one.mono_s for one in together)
+            attempts.append(Attempt(len(attempts), 0, {}, begun_s, None, len(there), base=step - 1))
+        made += [with_values(one, {"attempt": len(attempts) - 1}) for one in together]
+    made.sort(key=lambda one: (one.attempt, one.mono_s))
+    whole = replace(without_those_of_steps(run))
+    vars(whole)["history"] = History(
+        tuple(attempts), Executions.of(made), (), (), "agent"
+    )  # it can't be made of events
+    return whole
 
 
 def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:

@@ -140,12 +140,23 @@ def rounds_on(world: int) -> bool:
     return world >= _MANY
 
 
+def _other_order(history: History) -> set[int]:
+    """The attempts that may sum in another order than the first: those of three ranks or more, and those that came back
+    to the first number of ranks after another one."""
+    size = history.attempts[0].world_size if history.attempts else 0
+    other = next((attempt.number for attempt in history.attempts if attempt.world_size != size), math.inf)
+    return {
+        attempt.number
+        for attempt in history.attempts[1:]
+        if rounds_on(attempt.world_size) or (attempt.world_size == size and attempt.number > other)
+    }
+
+
 def rounded_from(history: History) -> int | None:
     """The first global step from which on values may differ from the twin's by ROUNDING. None: all bits must be
     equal."""
-    many = {attempt.number for attempt in history.attempts[1:] if rounds_on(attempt.world_size)}
     steps = history.by_step().executions
-    first = steps.global_step[np.isin(steps.attempt, list(many))]
+    first = steps.global_step[np.isin(steps.attempt, list(_other_order(history)))]
     return int(first.min()) if len(first) else None
 
 
@@ -174,12 +185,16 @@ def may_be_rounding(found: Mapping[int, float], history: History) -> bool | None
     return sure
 
 
+def _of_many(history: History) -> bool:
+    return any(rounds_on(attempt.world_size) for attempt in history.attempts[1:])
+
+
 def but_for_rounding(largest: float, history: History) -> str:
     """A phrase about the rounding, for the reason of an assertion that passes. `largest`: the largest relative
     difference of the run."""
     return (
         f"equal except for rounding, at most {largest:.1g}, from step {rounded_from(history)} on: after a restart, "
-        "three or more ranks sum in another order"
+        f"{'three or more' if _of_many(history) else 'another number of'} ranks sum in another order"
     )
 
 

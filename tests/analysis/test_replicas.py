@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,66 @@ def test_what_can_not_be_told_of_replicas_is_inconclusive(trainer: Any) -> None:
     assert "nobody consumed its 12 samples" in said("sample_accounting", run, [twin])[1]
     outcome, reason = said("checkpoint_integrity", run, [twin])
     assert (outcome, "not a job of 2 replicas" in reason) == (Outcome.INCONCLUSIVE, True)
+
+
+def taken_over(run: Record) -> Record:
+    """A replica that consumes in steps 18 to 20 what the other should have consumed, too. Both have equal samples."""
+
+    def twice(data: Mapping[str, Any]) -> dict[str, Any]:
+        return {**data, "samples": data["samples"] * 2, "indices": [*data["indices"], *data["indices"]]}
+
+    return replace(run, events=tuple(
+        replace(one, data=twice(one.data)) if one.kind is Kind.STEP and 18 <= (one.step or 0) <= 20 else one
+        for one in run.events
+    ))  # fmt: skip
+
+
+def test_replicas_that_take_over_the_samples_of_another_are_judged_as_one_job(trainer: Any) -> None:
+    """The global batch of each step is the twin's, whoever made it, so losses and parameters are the twin's too, except
+    for rounding: another number of ranks sums in another order."""
+    twin = side_by_side(went_on(trainer), went_on(trainer))
+    run = side_by_side(taken_over(went_on(trainer)), healed(trainer))
+    for name in ("loss_continuity", "parameter_digest", "sample_accounting"):
+        assert said(name, run, [twin])[0] is Outcome.PASSED, said(name, run, [twin])
+    assert "without replica 1, and the others took over its samples: all" in said("sample_accounting", run, [twin])[1]
+    for much, outcome in ((1e-7, Outcome.PASSED), (1e-2, Outcome.FAILED)):
+        off = [changed(part, much) for part in (taken_over(went_on(trainer)), healed(trainer))]
+        assert said("loss_continuity", side_by_side(*off), [twin])[0] is outcome, much
+    again = altered(healed(trainer), lambda data: {**data, **consumed(3)})
+    outcome, reason = said("sample_accounting", side_by_side(taken_over(went_on(trainer)), again), [twin])
+    assert (outcome, "steps 4 and 21" in reason) == (Outcome.FAILED, True), reason
+
+
+def changed(run: Record, much: float) -> Record:
+    """With losses that differ by so much from step 21 on."""
+    steps = 0
+    events = []
+    for one in run.events:
+        steps += one.kind is Kind.STEP
+        late = one.kind is Kind.STEP and (one.attempt == 1 or (one.step or 0) > 20)
+        data = {**one.data, "losses": [loss * (1 + much) for loss in one.data["losses"]]} if late else one.data
+        events.append(replace(one, data=data))
+    assert steps
+    return replace(run, events=tuple(events))
+
+
+def test_samples_that_nobody_consumed_may_be_allowed(trainer: Any) -> None:
+    """Whether the samples of an absent replica may be skipped is the user's decision, as a number."""
+    run, twin = side_by_side(went_on(trainer), healed(trainer)), side_by_side(went_on(trainer), went_on(trainer))
+    outcome, reason = said("sample_accounting", run, [twin], skipped=12)
+    assert (outcome, "nobody consumed its 12 samples" in reason) == (Outcome.PASSED, True), reason
+    outcome, reason = said("sample_accounting", run, [twin], skipped=11)
+    assert (outcome, "12 samples; 11 may be skipped" in reason) == (Outcome.FAILED, True), reason
+
+
+def test_the_longest_stall_is_that_of_the_whole_job(trainer: Any) -> None:
+    """The time in which one replica was away is no stall, because the other made steps."""
+    run = side_by_side(went_on(trainer), healed(trainer))
+    twin = side_by_side(went_on(trainer), went_on(trainer))
+    outcome, reason = said("recovery_time", run, [twin], stall=1.0)
+    assert (outcome, "no stall was longer than" in reason) == (Outcome.PASSED, True), reason
+    outcome, reason = said("recovery_time", run, [twin], stall=0.01)
+    assert (outcome, "no step was completed for" in reason) == (Outcome.FAILED, True), reason
 
 
 def test_no_more_twins_are_run_for_what_is_not_compared(trainer: Any) -> None:

@@ -30,6 +30,13 @@ def test_only_ranks_after_the_restart_count(trainer: Any) -> None:
     assert rounded_from(trainer(world=4, kills=KILL, worlds={1: 2}).record().history) is None
 
 
+def test_ranks_that_come_back_sum_in_another_order(trainer: Any) -> None:
+    """Two ranks that were one for a while have the sums of one rank in their weights."""
+    history = trainer(kills=[(18, 1), (23, 0)], worlds={1: 1, 2: 2}, global_batch=True).record().history
+    assert rounded_from(history) == 21
+    assert "another number of ranks sum" in but_for_rounding(1e-7, history)
+
+
 def test_the_words_say_how_much_and_since_when(trainer: Any) -> None:
     """A reason names the largest difference and the first step that it may concern."""
     words = but_for_rounding(3.2e-7, trainer(world=3, kills=KILL).record().history)

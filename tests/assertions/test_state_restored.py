@@ -728,6 +728,37 @@ def test_parts_that_are_shared_out_in_another_way(trainer: Any) -> None:
     assert (halves(101), halves(102)) == (True, False)
 
 
+def test_stages_of_a_pipeline_that_are_divided_anew(trainer: Any) -> None:
+    """Each rank had a layer, and one rank has both after the resume: each is compared with what the other rank had."""
+
+    def both(second: int) -> Any:
+        class Stages(trainer):  # type: ignore[misc]
+            def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+                layers = {f"layer{n}": ["float32 4x4", f"{100 * step + n:016x}"] for n in range(2)}
+                if world == 1:
+                    layers["layer1"] = ["float32 4x4", f"{100 * step + second:016x}"]
+                for rank in range(world):
+                    own = layers if world == 1 else {f"layer{rank}": layers[f"layer{rank}"]}
+                    moments = {f"{name}/exp_avg": of for name, of in own.items()}
+                    data = {
+                        "parameters": own,
+                        "moments": moments,
+                        "frozen": {},
+                        "buffers": {},
+                        "rng": {},
+                        "at": "forward",
+                    }
+                    self.emit(Kind.BEGUN, data, rank, attempt, local - 1)
+                super()._step(attempt, world, state, step, local)
+
+        run = Stages(kills=((13, 1),), state_seen=True, noise=True, global_batch=True, worlds={1: 1}).record()
+        found = begun_with(run, 1, 10, run.history.attempts[1].started_s)
+        return found.equal("parameters"), found.equal("moments"), [(one.quantity, one.name) for one in found.others]
+
+    assert both(1) == (True, True, [])
+    assert both(0) == (False, False, [("parameters", "layer1"), ("moments", "layer1/exp_avg")])
+
+
 def test_moments_that_are_missing_on_all_ranks_that_share_them(trainer: Any) -> None:
     """Parameters and moments are shared out (FSDP2), and no rank has any moment after the resume."""
 

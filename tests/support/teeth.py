@@ -23,10 +23,7 @@ _OF_THE_WATCHER = (
     "hears_nothing", "is_jumpy", "comes_back_to_the_sick_gpu", "does_not_predict", "stays_with_a_sick_gpu",
     "evicts_its_neighbour", "forgives_every_death", "blames_those_that_lost_a_peer",
 )  # fmt: skip
-_SCRIPTS = (
-    "gpt_ddp.py", "gpt_delta.py", "gpt_diloco.py", "gpt_fsdp2.py", "gpt_memory.py", "gpt_s3.py",
-    "gpt_shared_link.py", "gpt_tiers.py", "gpt_tracker.py",
-)  # fmt: skip
+_SCRIPTS = tuple(sorted(path.name for path in (SCENARIOS / "jobs").glob("gpt_*.py")))
 
 
 @dataclass(frozen=True)

@@ -943,6 +943,175 @@ def _is_what_was_written(folder):
     return all(fault_tolerance.digest(folder / file) == known for file, known in _manifest(folder)["files"].items())
 
 
+def _with_replicas(change):
+    """`change` is called with the names of the script itself before it makes its model."""
+    import gpt
+
+    model = gpt.GPT
+
+    def made():
+        change(sys._getframe(1).f_globals)
+        return model()
+
+    gpt.GPT = made
+
+
+def _all():
+    return int(os.environ["NUM_REPLICA_GROUPS"])
+
+
+def _before_each_update(script, do):
+    """`do` is called with the manager, when the gradients of a step are there, and before the weights change."""
+    add_up = script["add_up"]
+
+    def added(manager, model):
+        add_up(manager, model)
+        do(manager)
+
+    script["add_up"] = added
+
+
+def scales_as_if_all_were_there():
+    """Divides the gradients by the number of all replicas, when one is missing, too."""
+
+    def change(script):
+        add_up = script["add_up"]
+
+        def scaled(manager, model):
+            add_up(manager, model)
+            for part in model.parameters():
+                part.grad *= manager.num_participants() / _all()
+
+        script["add_up"] = scaled
+
+    _with_replicas(change)
+
+
+def leaves_out_the_share_of_the_dead():
+    """Divides the samples among all replicas, when one is missing, too: nobody trains on its share."""
+
+    def change(script):
+        script["Shares"].place = lambda self: int(os.environ["REPLICA_GROUP_ID"])
+        script["Shares"].many = lambda self: _all()
+
+    _with_replicas(change)
+
+
+def trains_on_the_share_of_another():
+    """A replica that is back trains on the samples of the first one, and nobody on its own."""
+
+    def change(script):
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+            script["Shares"].place = lambda self: 0
+
+    _with_replicas(change)
+
+
+def _gives_older_state(is_kept):
+    """A replica that comes back is given the state as it was in the last step for which `is_kept` was true."""
+    import copy
+
+    def change(script):
+        init, give, states, kept = script["State"].__init__, script["State"].give, [], []
+
+        def inits(self, *args):
+            init(self, *args)
+            states.append(self)
+
+        def keep(manager):
+            if is_kept(manager.current_step()):
+                kept[:] = [copy.deepcopy(give(states[0]))]
+
+        script["State"].__init__, script["State"].give = inits, lambda self: kept[0] if kept else give(self)
+        _before_each_update(script, keep)
+
+    _with_replicas(change)
+
+
+def gives_the_state_of_the_step_before():
+    """A replica that comes back is given the state as it was one step ago, and counts from the present step."""
+    _gives_older_state(lambda step: True)
+
+
+def gives_what_it_once_kept():
+    """A replica that comes back is given a copy that the other made in step 5, and counts from the present step."""
+    _gives_older_state(lambda step: step == 4)
+
+
+def _takes(change):
+    """A replica that comes back takes what `change` makes of the state that it is given."""
+
+    def changed(script):
+        take = script["State"].take
+        script["State"].take = lambda self, found: take(self, {**self.give(), **change(found)})
+
+    _with_replicas(changed)
+
+
+def takes_no_moments():
+    """A replica that comes back takes the weights, and begins the optimizer's momentum anew."""
+    _takes(lambda found: {**found, "optimizer": {**found["optimizer"], "state": {}}})
+
+
+def takes_no_schedule():
+    """A replica that comes back begins the schedule of the learning rate anew."""
+    _takes(lambda found: {name: found[name] for name in ("model", "optimizer")})
+
+
+def takes_no_weights():
+    """A replica that comes back keeps the weights that it began with."""
+    _takes(lambda found: {name: found[name] for name in ("optimizer", "schedule")})
+
+
+def rejoins_before_it_is_healed():
+    """A replica that comes back makes its first step with the weights that it began with, and only then takes the state
+    that it was given for that step."""
+
+    def change(script):
+        take, given = script["State"].take, []
+
+        def taken(manager):
+            if given and given[0][0] < manager.current_step():
+                take(*given.pop()[1:])
+
+        script["State"].take = lambda self, found: given.append((found["schedule"]["last_epoch"], self, found))
+        _before_each_update(script, taken)
+
+    _with_replicas(change)
+
+
+def counts_a_step_that_did_not_take_place():
+    """When a replica is lost in a step, the others count the step, although their weights did not change."""
+
+    def change(script):
+        step = script["Optimizer"].step
+
+        def steps(self):
+            done = self.manager.current_step()
+            step(self)
+            if self.manager.current_step() == done:
+                self.manager._step += 1
+
+        script["Optimizer"].step = steps
+
+    _with_replicas(change)
+
+
+def stands_still_when_one_is_lost():
+    """The others make no step for a minute when they have lost a replica."""
+
+    def change(script):
+        waited = []
+
+        def wait(manager):
+            if manager.num_participants() < _all() and not waited:
+                waited.append(time.sleep(60))
+
+        _before_each_update(script, wait)
+
+    _with_replicas(change)
+
+
 def watch(defect):
     """As the watcher of the GPUs: health_agent starts itself anew, by its own name."""
     import health_agent

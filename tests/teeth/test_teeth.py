@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,7 @@ HERE = {
     "network/delay": [needs("links", "shaper")],
     "node/freeze": [needs("links")],
     "proxy/rendezvous-latency": [pytest.mark.smoke],
+    "replicas/kill-one": [pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")],
     "resume/epoch-end": [pytest.mark.long],
     "saves/nan-gradient": [],
     "storage/disk-full": [needs("fuse")],

@@ -333,9 +333,24 @@ def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[
             due[rank] = {
                 name: entry for name, entry in lent.items() if name in theirs or not theirs or name not in held
             }
+        # On fewer ranks, the stages of a pipeline are divided anew.
+        moved = _of_one_value(of) if mine.keys() < of.keys() else {}
+        due = {
+            rank: {**{name: moved[name] for name in _values(mine[rank], quantity) or () if name in moved}, **values}
+            for rank, values in due.items()
+        }
     if any(not is_whole(entry[1]) for values in due.values() for entry in values.values()):
         return _of_parts(mine, due, of, quantity)
     return due
+
+
+def _of_one_value(of: Mapping[int, dict[str, Entry]]) -> dict[str, Entry]:
+    """What all ranks that had it had with the same value, by name."""
+    entries: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for values in of.values():
+        for name, entry in values.items():
+            entries[name].add(tuple(entry))
+    return {name: next(iter(each)) for name, each in entries.items() if len(each) == 1}
 
 
 def _of_parts(

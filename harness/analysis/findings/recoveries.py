@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
+
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import (
@@ -91,6 +93,15 @@ class Recoveries:
         lost = "an unknown number of steps" if measured["lost_steps"] is None else _steps(int(measured["lost_steps"]))
         slowest = "" if len(found) == 1 else f" at the slowest of {len(found)} recoveries"
         return f"caught up {measured['catch_up'] or 0.0:.2f} s after the fault{slowest}, with {lost} done again"
+
+
+def longest_stall(run: Record) -> float | None:
+    """The longest time in seconds, from the first fault on, in which no rank completed a step: of any replica, if there
+    are several. None if no step was completed after the fault."""
+    landed = landings(run)
+    times = run.steps_made.mono_s
+    later = np.sort(times[times > landed[0].at_s]) if landed else times[:0]
+    return float(np.diff(later, prepend=landed[0].at_s).max()) if len(later) else None
 
 
 def _never(run: Record, twins: Sequence[Record], recovery: Recovery) -> Finding:

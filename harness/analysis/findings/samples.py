@@ -39,7 +39,7 @@ from torchaos.harness.analysis.comparison.sample_reasons import (
 from torchaos.harness.analysis.ending import final_step, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
-from torchaos.harness.analysis.replica_verdict import absences, absent_replicas
+from torchaos.harness.analysis.replica_verdict import absences, absent_replicas, as_one_job
 from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.plan import counted
@@ -69,30 +69,53 @@ def samples(run: Record, twins: Sequence[Record]) -> Finding:
     return _against(history, ours, theirs, early, blind, inputs_in_words(run, twin))
 
 
-def samples_of_absent(run: Record, twins: Sequence[Record]) -> Finding | None:
-    """If a replica was absent from a step: compares the samples that each replica consumed in its own steps with the
-    twin's samples of these steps. At best inconclusive, because the loss of the absent replica's samples may be a
-    defect, or intended. None if all replicas made all steps."""
+def samples_of_absent(run: Record, twins: Sequence[Record], most: int | None = None) -> Finding | None:
+    """If a replica was absent from a step: whether the others consumed its samples of that step, or else their own ones
+    as in the twin. `most`: so many samples of absent replicas may be consumed by nobody; None: it is not known whether
+    that is a defect or intended. None if all replicas made all steps."""
     gone = absent_replicas(run)
     if gone is None:
         return None
     if not twins:
         return inconclusive(f"{gone}, and without a twin nothing shows which samples the others should have seen")
+    if are_taken_over(run, twins):
+        finding = samples(as_one_job(run), [as_one_job(twin) for twin in twins])
+        return replace(finding, reason=f"{gone}, and the others took over its samples: {finding.reason}")
     parts, theirs = records_of(run), records_of(twins[0])
     for number, (own, twin) in enumerate(zip(parts, theirs, strict=True)):
-        finding = _in_its_steps(own, twin, {step for step, who in absences(parts).items() if number in who})
-        if finding is not None:
-            return replace(finding, reason=f"replica {number}: {finding.reason}")
+        found = _in_its_steps(own, twin, {step for step, who in absences(parts).items() if number in who})
+        if found is not None:
+            return replace(found, reason=f"replica {number}: {found.reason}")
     left_out = sum(
         sums_of(execution).in_samples
         for step, who in absences(parts).items() for number in who
         for execution in theirs[number].history.by_step().get(step, {}).values()
     )  # fmt: skip
-    return inconclusive(
+    words = (
         f"each replica consumed the twin's samples in the steps that it made; {gone}, and nobody consumed its "
-        f"{counted(left_out, 'sample')}: lost, or the job is built so",
-        skipped=left_out, repeated=0,
-    )  # fmt: skip
+        f"{counted(left_out, 'sample')}"
+    )
+    if most is None:
+        return inconclusive(f"{words}: lost, or the job is built so", skipped=left_out, repeated=0)
+    if left_out > most:
+        first = next(iter(absences(parts)))
+        return failed(f"{words}; {most} may be skipped", First(What.SAMPLES, first), skipped=left_out, repeated=0)
+    return passed(f"{words}, as is allowed", skipped=left_out, repeated=0)
+
+
+def are_taken_over(run: Record, twins: Sequence[Record]) -> bool:
+    """Whether replicas consumed more samples than in the twin, in a step from which another replica was absent."""
+    parts, theirs = records_of(run), [as_one_job(twin).history.by_step() for twin in twins[:1]]
+    gone = absences(parts)
+    if not gone or not theirs:
+        return False
+    ours = as_one_job(run).history.by_step()
+    return any(
+        sums_of(one).in_samples > sums_of(other).in_samples
+        for step in gone
+        for rank, one in ours[step].items()
+        if (other := theirs[0].get(step, {}).get(rank)) is not None
+    )
 
 
 def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import os
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +31,8 @@ class InMemory(Checkpoints):
         self.group = dist.new_group(backend="gloo", timeout=timeout)
         self.finisher, self.pending = ThreadPoolExecutor(1), None
         rank, world = dist.get_rank(), dist.get_world_size()
+        if PORT not in os.environ:
+            sys.exit(f"rank {rank}: this node has no memory keeper: run memory_keeper.py torchrun ... on each node")
         addresses: list[Any] = [None] * world
         dist.all_gather_object(addresses, (own_host(), int(os.environ[PORT])), group=self.group)
         self.keepers = [Keeper(*address) for address in addresses]  # by rank

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -109,6 +111,25 @@ def test_a_resume_gets_back_what_was_saved_last(store: Any) -> None:
 def test_a_job_without_copies_begins_afresh(store: Any) -> None:
     """The keepers are new, too."""
     assert store.restore({"part": Part(0)}) == 0
+
+
+def test_a_node_without_a_keeper_is_told_how_to_start_one(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks end at once, before a step: a job whose copies nobody keeps would only seem to be safe."""
+    monkeypatch.delenv("MEMORY_KEEPER")
+    with pytest.raises(SystemExit, match=r"this node has no memory keeper: run memory_keeper.py torchrun"):
+        type(store)(Path("unused"), 3, timedelta(seconds=30))
+
+
+def test_a_keeper_ends_with_its_command_and_leaves_nothing(jobs: None) -> None:
+    """Its exit code is the command's, and its port is closed: the copies go with it."""
+    folder = importlib.import_module("memory_keeper").__file__
+    ask = "import os; print(os.environ['MEMORY_KEEPER'], flush=True); os._exit(3)"
+    done = subprocess.run(
+        [sys.executable, folder, sys.executable, "-c", ask], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(done.stdout)), 5.0)
 
 
 def test_a_keeper_that_is_gone_costs_a_save_and_not_the_job(

@@ -51,7 +51,7 @@ def main(command: list[str]) -> int:
     more: list[str] = []
     while command[0].startswith("--"):
         more.append(command.pop(0))
-    beside = Path(sys.executable).with_name(command[0])  # torchrun, where this environment is not on the PATH
+    beside = Path(sys.executable).parent / command[0]  # torchrun, where this environment is not on the PATH
     program = command[0] if shutil.which(command[0]) or not beside.exists() else str(beside)
     if "--self-test" in more and subprocess.call([sys.executable, Path(__file__).with_name("self_test.py")]):
         print("health agent: this node does not join the job", flush=True)

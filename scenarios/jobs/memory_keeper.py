@@ -94,7 +94,7 @@ class Request(socketserver.StreamRequestHandler):
 
 
 def main(command: list[str]) -> int:
-    beside = Path(sys.executable).with_name(command[0])  # torchrun, where this environment is not on the PATH
+    beside = Path(sys.executable).parent / command[0]  # torchrun, where this environment is not on the PATH
     program = command[0] if shutil.which(command[0]) or not beside.exists() else str(beside)
     port = Server().server_address[1]
     job = subprocess.Popen([program, *command[1:]], env={**os.environ, PORT: str(port)})

@@ -192,10 +192,9 @@ def _of_many(history: History) -> bool:
 def but_for_rounding(largest: float, history: History) -> str:
     """A phrase about the rounding, for the reason of an assertion that passes. `largest`: the largest relative
     difference of the run."""
-    return (
-        f"equal except for rounding, at most {largest:.1g}, from step {rounded_from(history)} on: after a restart, "
-        f"{'three or more' if _of_many(history) else 'another number of'} ranks sum in another order"
-    )
+    who = "three or more ranks" if _of_many(history) else "another number of ranks"
+    since = f"from step {rounded_from(history)} on"
+    return f"equal except for rounding, at most {largest:.1g}, {since}: after a restart, {who} sum in another order"
 
 
 LIKE = 1e-3  # in updates: rounding adds at most this to the distance from the twin in a step

@@ -202,7 +202,12 @@ class Explored:
 
 
 def cases_of(found: Explored) -> list[Case]:
-    """A case for each class of wrong outcomes, and a case for the right outcomes."""
+    """A case for each class of wrong outcomes, and a case for the right outcomes. What was not seen in an exploration
+    that was ended early did not pass: the states that were not tried may show it."""
+    wanted = len(found.choice.states)
+    if not found.outcomes:
+        why = f": {found.unfinished}" if found.unfinished else ""
+        return [Case("exploration", "assertion", Verdict.INCONCLUSIVE, f"none of {wanted} states was tried{why}")]
     counts = Counter(outcome.kind for outcome in found.outcomes)
     right = f"{counts[Class.RIGHT]} of {counted(len(found.outcomes), 'state', 'was/were')} resumed rightly"
     cases = []
@@ -221,8 +226,10 @@ def cases_of(found: Explored) -> list[Case]:
             verdict = Verdict.INCONCLUSIVE if unconfirmed == len(own) else kind.exit_code.verdict
             cases.append(Case(kind.value, "assertion", verdict, told(own), measured))
         else:
-            reason = f"none of {counted(len(found.outcomes), 'state')}"
-            cases.append(Case(kind.value, "assertion", Verdict.PASSED, reason, measured))
+            left = wanted - len(found.outcomes) if found.unfinished else 0
+            verdict = Verdict.INCONCLUSIVE if left else Verdict.PASSED
+            reason = f"none of {counted(len(found.outcomes), 'state')}{f'; {left} were not tried' if left else ''}"
+            cases.append(Case(kind.value, "assertion", verdict, reason, measured))
     if found.unfinished:
         cases.append(Case("exploration", "assertion", Verdict.INCONCLUSIVE, f"not finished: {found.unfinished}"))
     return cases
@@ -244,7 +251,8 @@ def result_of(plan: Plan, found: Explored, home: str, started: str, seconds: flo
     """The exploration's result in the form of a run's. `left`: sentences about changes that could not be undone."""
     cases = cases_of(found)
     code = ExitCode.ROLLBACK if left else found.exit_code
-    bad = next((case for case in cases if case.verdict is found.exit_code.verdict), cases[-1])
+    telling = [one for one in cases if one.verdict is found.exit_code.verdict and one.measured.get("states", 1)]
+    bad = next(iter(telling), cases[-1])
     reason = f"all {counted(len(found.outcomes), 'state', 'was/were')} resumed rightly"
     if left or bad.verdict is not Verdict.PASSED:
         others = [one for one in cases if one is not bad and one.measured.get("unconfirmed")]

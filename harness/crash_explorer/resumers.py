@@ -127,6 +127,8 @@ class WarmResumes:
     def in_words(self) -> str:
         if self._off:
             return f"by the job's own launcher: ranks could not be forked, because {self._off}"
+        if not self._checked:
+            return "by the job's own launcher: no resume by it was right, with which forked ranks could be compared"
         return (
             "by forking ranks from a process that had imported the job's libraries; one state was resumed both ways, "
             "bit for bit the same, and whatever failed was started once more: by the job's own launcher, or, if it had "

@@ -43,6 +43,20 @@ def test_all_right(tmp_path: Path) -> None:
     assert _result(unfinished(found)).exit_code is ExitCode.INCONCLUSIVE
 
 
+def test_what_was_not_tried_is_not_green(tmp_path: Path) -> None:
+    """Of an exploration that was ended early, no class of failures has passed; of one that tried nothing, nothing is
+    said but that, and why."""
+    found = unfinished(explored(tmp_path))
+    some = replace(found, outcomes=found.outcomes[:1])
+    told = {case.name: case for case in cases_of(some)}
+    assert told["hangs"].verdict is Verdict.INCONCLUSIVE
+    assert told["hangs"].reason == f"none of 1 state; {len(found.choice.states) - 1} were not tried"
+    assert _result(some).reason == f"exploration: not finished: {found.unfinished}"
+    (case,) = cases_of(replace(found, outcomes=()))
+    assert case.reason == f"none of {len(found.choice.states)} states was tried: {found.unfinished}"
+    assert _result(replace(found, outcomes=())).exit_code is ExitCode.INCONCLUSIVE
+
+
 @pytest.mark.parametrize(
     ("kind", "code"),
     [(kind, ExitCode.FAILED) for kind in Class if kind not in (Class.UNCLEAR, Class.RIGHT)]

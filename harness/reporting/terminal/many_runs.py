@@ -292,7 +292,8 @@ def show(found: Explored, result: Result, console: Console) -> None:
     pen.gap()
     pen.row([(pen.mark(result.verdict), 1)], pen.text(f"{result.verdict.value}: {result.reason}", "bold"))
     pen.gap()
-    pen.heading("Outcomes", f"{len(found.outcomes)} of {found.choice.in_all} states; started {found.warm}")
+    how = f"; started {found.warm}" if found.outcomes else ""
+    pen.heading("Outcomes", f"{len(found.outcomes)} of {found.choice.in_all} states{how}")
     for kind in Class:
         own = found.of(kind)
         words = told(own) if own and kind is not Class.RIGHT else ""

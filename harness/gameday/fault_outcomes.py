@@ -19,6 +19,7 @@ from statistics import median
 
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.hit_targets import Landing, landings
+from torchaos.harness.analysis.recovery_times import on_until_s
 from torchaos.harness.analysis.verdict import harm_of
 from torchaos.harness.interfaces import Harm
 from torchaos.harness.record.history import Executions, History
@@ -65,12 +66,25 @@ class Ended:
     counts: bool
 
 
+def saves_under_fault(run: Record) -> set[tuple[int, int]]:
+    """Attempt and local step of each save during which a fault was on: how long it took says nothing of saves."""
+    on = [(one.at_s, until if (until := on_until_s(run, one)) < inf else one.at_s) for one in landings(run)]
+    return {
+        (save.attempt, save.local_step)
+        for save in run.history.saves
+        if any(since <= (save.ended_s or save.begun_s) and save.begun_s <= until for since, until in on)
+    }
+
+
 def clock_of(run: Record) -> Clock:
+    """A save during which a fault was on is counted as a usual save, and the rest of its time as stalled."""
     steps = steps_of(run.history)
     if not steps:
         return Clock()
     usual = usual_s(steps)
-    saving = standstill(run.history).blocked
+    saving, hit = dict(standstill(run.history).blocked), saves_under_fault(run)
+    if others := [blocked for key, blocked in saving.items() if key not in hit]:
+        saving |= {key: min(saving[key], median(others)) for key in hit & saving.keys()}
     found = Clock()
     for before, after in pairwise(steps):
         took = after.at_s - before.at_s

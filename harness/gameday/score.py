@@ -14,7 +14,14 @@ from typing import Any
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.recovery_times import PARTS, interruptions, invalid_s
 from torchaos.harness.gameday.day_grammar import Bounds
-from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome, clock_of, outcomes_of
+from torchaos.harness.gameday.fault_outcomes import (
+    Clock,
+    FaultOutcome,
+    Outcome,
+    clock_of,
+    outcomes_of,
+    saves_under_fault,
+)
 from torchaos.harness.minimize.scenario_shrink import JUDGED
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
@@ -33,7 +40,7 @@ class RoundScore:
     world_size: int = 0
     clock: Clock = field(default_factory=Clock)
     faults: tuple[FaultOutcome, ...] = ()
-    saves_s: tuple[float, ...] = ()  # seconds that training stood still, for each checkpoint
+    saves_s: tuple[float, ...] = ()  # seconds that training stood still, for each checkpoint without a fault in it
     intervals_s: tuple[float, ...] = ()  # seconds of training between two checkpoints
     failed: tuple[str, ...] = ()  # assertions, each with its reason
     passed: tuple[str, ...] = ()  # assertions, by name
@@ -56,7 +63,7 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
     )
     return RoundScore(
         number, result.verdict.value, result.reason, int(result.exit_code), result.run_dir, world, clock_of(run),
-        tuple(outcomes_of(run, result)), tuple(blocked for _, _, blocked in saves),
+        tuple(outcomes_of(run, result)), tuple(blocked for _, _, blocked in saves if blocked is not None),
         tuple(b - a for (one, a, _), (other, b, _) in pairwise(saves) if one == other), wrong,
         tuple(case.name for case in result.assertions(Verdict.PASSED)),
         tuple(case.name for case in result.cases if case.verdict is Verdict.INCONCLUSIVE),
@@ -65,15 +72,15 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
     )  # fmt: skip
 
 
-def _saves(run: Record) -> list[tuple[int, float, float]]:
+def _saves(run: Record) -> list[tuple[int, float, float | None]]:
     """One tuple for each step after which a file was written: attempt, begin of the save, seconds that training stood
-    still."""
-    blocked = standstill(run.history).blocked
+    still; None if a fault was on during the save."""
+    blocked, hit = standstill(run.history).blocked, saves_under_fault(run)
     begun: dict[tuple[int, int], float] = {}
     for save in run.history.saves:
         key = (save.attempt, save.local_step)
         begun[key] = min(begun.get(key, save.begun_s), save.begun_s)
-    return [(key[0], at_s, blocked.get(key, 0.0)) for key, at_s in sorted(begun.items())]
+    return [(key[0], at_s, None if key in hit else blocked.get(key, 0.0)) for key, at_s in sorted(begun.items())]
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,25 @@ def test_a_hang_is_stalled_time(trainer: Any) -> None:
     assert hung.productive_s == pytest.approx(quiet.productive_s, rel=0.05)
 
 
+def test_a_save_that_a_fault_held_up_is_no_usual_save(trainer: Any) -> None:
+    """A freeze of three seconds in the middle of a save is stalled time, and no cost of checkpoints: neither the time
+    for checkpoints nor the best interval grows by it."""
+    quiet = trainer(steps=30, every=5, save_s=0.05).record()
+    run = trainer(steps=30, every=5, save_s=0.05, freeze=(11, 1, 3.0)).record()
+    (hit,) = run.of_kind(Kind.APPLYING)
+
+    def held_up(event: Event) -> Event:
+        if event.kind is not Kind.SAVE_END or event.step != 10:
+            return event
+        return replace(event, mono_s=hit.mono_s + 2.99, data={**event.data, "blocked_s": 3.05})
+
+    run = replace(run, events=tuple(sorted(map(held_up, run.events), key=lambda event: event.mono_s)))
+    assert clock_of(run).checkpoint_s == pytest.approx(clock_of(quiet).checkpoint_s, rel=0.05)
+    assert clock_of(run).stalled_s == pytest.approx(3.0, rel=0.05)
+    assert max(scored(run).saves_s) == pytest.approx(max(scored(quiet).saves_s), rel=0.05)
+    assert len(scored(run).saves_s) == len(scored(quiet).saves_s) - 1
+
+
 def test_a_job_that_never_came_back_was_down_to_the_end(trainer: Any) -> None:
     """From the last step to the moment that the run was ended; a run that was ended on purpose has no such time."""
     run = trainer(kills=[(18, 1)]).record()

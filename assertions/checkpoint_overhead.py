@@ -11,9 +11,10 @@ from torchaos.plugin.analysis import Save, standstill
 
 @dataclass(frozen=True)
 class CheckpointOverhead(Assertion):
-    """Bounds. `blocked`: the longest time (seconds) that training stands still for one checkpoint. `blocked_share`: the
-    share (0 to 1) of the training time in which training stands still for checkpoints. `writing_share`: the share of
-    the training time in which a checkpoint is being written, also in the background."""
+    """Checkpoints cost no more time than these bounds. `blocked`: the longest time (seconds) that training stands still
+    for one checkpoint. `blocked_share`: the share (0 to 1) of the training time in which training stands still for
+    checkpoints. `writing_share`: the share of the training time in which a checkpoint is being written, also in the
+    background."""
 
     name = "checkpoint_overhead"
     harm = Harm.SLOW

@@ -92,25 +92,39 @@ class Fault:
     """One kind of fault. Subclasses are frozen dataclasses; their fields are the parameters under `with` in a scenario.
     The defaults are those of a fault that hits rank processes and makes no random choice. Each injector must define
     `changes`, `apply` and `felt`, because there is no default for the undo of a fault. The agent loads the module in
-    the rank by its path, so at its top the module imports only the standard library and `torchaos.plugin`."""
+    the rank by its path, so at its top the module imports only the standard library and `torchaos.plugin`.
+
+    where: where it can be applied, the best place first
+    needs: capabilities, which `torchaos doctor` lists
+    hits: what it hits, see `Hits`
+    lethal: the target process does not survive it
+    lasting: a fault in a rank that stays on until it is undone
+    phase: the phase in which it lands if the trigger names a step only
+    late: its changes are known only at the Moment, because they depend, for example, on the newest checkpoint
+    on_collectives: it hits only the TCP traffic between ranks
+    hooks: the agent's hooks that `apply` or `felt` needs
+    own_disk: it hits the file system that job.checkpoints.size makes
+    family: its subject, such as gpu or numeric; empty: the first part of its name
+    imitates: the thing that it only imitates; empty: the fault is real
+    replays: the real machine whose messages it repeats, see injectors/shown.yaml
+    consent: it can harm more of the host than the job: kmsg, cgroup, clock, host-network
+    """
 
     name: ClassVar[str]
-    where: ClassVar[tuple[Where, ...]]  # where it can be applied, the best place first
-    needs: ClassVar[frozenset[str]] = frozenset()  # capabilities, see running/capabilities.py
+    where: ClassVar[tuple[Where, ...]]
+    needs: ClassVar[frozenset[str]] = frozenset()
     hits: ClassVar[Hits] = "ranks"
-    lethal: ClassVar[bool] = False  # the target process does not survive it
-    lasting: ClassVar[bool] = False  # a fault in a rank that stays on until it is undone
-    phase: ClassVar[str | None] = None  # the phase in which it lands if the trigger names a step only
-    late: ClassVar[bool] = (
-        False  # its changes are known only at the Moment, because they depend, for example, on the newest checkpoint
-    )
-    on_collectives: ClassVar[bool] = False  # it hits only the TCP traffic between ranks
-    hooks: ClassVar[tuple[str, ...]] = ()  # the agent's hooks that `apply` or `felt` needs
-    own_disk: ClassVar[bool] = False  # it hits the file system that job.checkpoints.size makes
-    family: ClassVar[str] = ""  # its subject, such as gpu or numeric; empty: the first part of its name
-    imitates: ClassVar[str] = ""  # the thing that it only imitates; empty: the fault is real
-    replays: ClassVar[str] = ""  # the real machine whose messages it repeats, see injectors/shown.yaml
-    consent: ClassVar[str] = ""  # it can harm more of the host than the job: kmsg, cgroup, clock, host-network
+    lethal: ClassVar[bool] = False
+    lasting: ClassVar[bool] = False
+    phase: ClassVar[str | None] = None
+    late: ClassVar[bool] = False
+    on_collectives: ClassVar[bool] = False
+    hooks: ClassVar[tuple[str, ...]] = ()
+    own_disk: ClassVar[bool] = False
+    family: ClassVar[str] = ""
+    imitates: ClassVar[str] = ""
+    replays: ClassVar[str] = ""
+    consent: ClassVar[str] = ""
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
         """This injector with every random choice made. Pure; no other method makes random choices."""
@@ -150,12 +164,12 @@ class Fault:
 
 class Assertion:
     """One question about a run. Subclasses are frozen dataclasses; their fields are the bounds that the scenario
-    gives."""
+    gives. `needs`: the data that must be collected. `requires`: kinds of data (STEPS, LOSS, SAMPLES or STATE); if a run
+    has none of them, the answer is inconclusive. `harm`: what a failure means for the job."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]
-    harm: ClassVar[Harm] = Harm.OTHER  # what a failure means for the job
-    # Kinds of data (STEPS, LOSS, SAMPLES or STATE). If a run has none of them, the answer is inconclusive.
+    harm: ClassVar[Harm] = Harm.OTHER
     requires: ClassVar[tuple[Need, ...]] = ()
 
     @property
@@ -177,9 +191,10 @@ class Assertion:
 
 class Condition:
     """A statement about the run that is true or false, judged from the events so far. Subclasses are frozen
-    dataclasses; their fields come from the scenario."""
+    dataclasses; their fields come from the scenario. `about_job`: whether it is about the job, and not about the
+    machine; used for stop conditions."""
 
-    about_job: ClassVar[bool] = True  # whether it is about the job, and not about the machine; used for stop conditions
+    about_job: ClassVar[bool] = True
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         """Whether the condition is true now. None if that is not known (yet). Pure. `now_s`: seconds of

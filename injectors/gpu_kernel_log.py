@@ -15,8 +15,8 @@ DEVICE = "/dev/kmsg"
 
 @dataclass(frozen=True)
 class KernelLog(Fault):
-    """Writes the lines of Xid `number` to /dev/kmsg. journald removes the prefix `NVRM: ` from lines that do not come
-    from the kernel. With `journald`, the prefix is written twice, so that journald shows it once."""
+    """Writes the lines of Xid `number` to /dev/kmsg. From lines that do not come from the kernel, journald removes the
+    prefix `NVRM: `. With `journald`, the prefix is written twice, so that journald shows it once."""
 
     number: int = 79
     gpu: int = 0

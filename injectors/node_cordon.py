@@ -13,8 +13,9 @@ from torchaos.plugin.undo import KubernetesNode
 
 @dataclass(frozen=True)
 class Cordon(SchedulerFault):
-    """After a later pod.delete or pod.evict, the new pods need another machine. Undo opens the machine again. Needs
-    rights for the cluster's nodes, which a Role of a namespace can't give."""
+    """Closes the machine of a pod to new pods: after a later pod.delete or pod.evict, the new pods need another
+    machine. Undo opens the machine again. Needs rights for the cluster's nodes, which a Role of a namespace can't
+    give."""
 
     name = "node.cordon"
     needs = frozenset({"kubectl"})

@@ -12,7 +12,7 @@ from torchaos.plugin.families.nodes import BACK, DISK_LOST, NodeDeath, ended, ki
 
 @dataclass(frozen=True)
 class Reboot(NodeDeath):
-    """Kills the node like node.kill. After `away` seconds the job's command is started again there. `disk`: its local
+    """Kills the node like node.kill, and starts the job's command there again after `away` seconds. `disk`: its local
     disk (job.checkpoints.local) is kept, or lost like its memory, as if another machine took its place."""
 
     away: Seconds = 5.0

@@ -11,8 +11,8 @@ from torchaos.plugin.families.clusters import PodDeath
 
 @dataclass(frozen=True)
 class Delete(PodDeath):
-    """`grace`: the time between SIGTERM and SIGKILL; by default, the time that the pod's own specification gives. With
-    0, the pod is killed at once."""
+    """The API server deletes the pods of the target nodes. `grace`: the time between SIGTERM and SIGKILL; by default,
+    the time that the pod's own specification gives. With 0, the pod is killed at once."""
 
     grace: Seconds | None = None
 

@@ -10,7 +10,8 @@ from torchaos.plugin.families.clusters import PodDeath
 
 @dataclass(frozen=True)
 class Evict(PodDeath):
-    """If a disruption budget forbids the eviction, the API server refuses it, and the fault does not land."""
+    """The API server evicts the pods of the target nodes. If a disruption budget forbids that, it refuses, and the
+    fault does not land."""
 
     name = "pod.evict"
     rights = (("create", "pods/eviction"),)

@@ -10,7 +10,7 @@ from torchaos.plugin.families.clusters import SchedulerFault
 
 @dataclass(frozen=True)
 class CancelStep(SchedulerFault):
-    """`signal`: the signal that all processes of the step get. KILL also ends the agents of torchaos and their reapers.
+    """Slurm sends `signal` to all processes of the job's step. KILL also ends the agents of torchaos and their reapers.
     The user's own rights are enough."""
 
     signal: Literal["TERM", "KILL"] = "TERM"

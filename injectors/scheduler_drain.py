@@ -13,8 +13,8 @@ from torchaos.plugin.undo import SlurmNodeState
 
 @dataclass(frozen=True)
 class Drain(SchedulerFault):
-    """The job should go on as before. A job that is submitted later must wait, or take another node. Undo resumes the
-    node. Needs the right to administer the cluster."""
+    """Drains the target nodes in Slurm: the job should go on as before. A job that is submitted later must wait, or
+    take another node. Undo resumes the node. Needs the right to administer the cluster."""
 
     name = "scheduler.drain"
     needs = frozenset({"slurm", "slurm_admin"})

@@ -13,7 +13,8 @@ from torchaos.plugin.undo import SlurmNodeState
 
 @dataclass(frozen=True)
 class NodeDown(SchedulerFault):
-    """Undo resumes the node. Needs the right to administer the cluster."""
+    """Sets the target nodes down in Slurm, which ends what runs there. Undo resumes the node. Needs the right to
+    administer the cluster."""
 
     name = "scheduler.node_down"
     needs = frozenset({"slurm", "slurm_admin"})

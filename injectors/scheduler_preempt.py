@@ -13,9 +13,9 @@ from torchaos.plugin.undo import SlurmWork
 
 @dataclass(frozen=True)
 class Preempt(SchedulerFault):
-    """A job that only sleeps is submitted to `partition`, for the whole of the target node. It ends after `time`, or
-    when the fault is undone. The cluster's PreemptMode and GraceTime say what happens to the training job. The right to
-    use that partition is enough."""
+    """Submits a job that only sleeps to `partition`, for the whole of the target node, so that Slurm preempts the
+    training job. It ends after `time`, or when the fault is undone. The cluster's PreemptMode and GraceTime say what
+    happens to the training job. The right to use that partition is enough."""
 
     partition: str
     time: Seconds = 60.0

@@ -10,8 +10,8 @@ from torchaos.plugin.families.clusters import SchedulerFault
 
 @dataclass(frozen=True)
 class Requeue(SchedulerFault):
-    """The training job must run as a batch job, and job.resubmit must allow another submission. The user's own rights
-    are enough."""
+    """Slurm ends the training job and puts it back into the queue. It must run as a batch job, and job.resubmit must
+    allow another submission. The user's own rights are enough."""
 
     name = "scheduler.requeue"
     lethal = True

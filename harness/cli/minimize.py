@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from torchaos.harness import registry
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import JOB, PATH, QUIET, RUN_DIR, SEED, SET, ScenarioFile, WithCommand, cli
@@ -30,8 +31,6 @@ from torchaos.harness.release.repeats import ask_of
 from torchaos.harness.running.twin_key import key_of
 from torchaos.harness.scenario.loader import other_job
 from torchaos.harness.scenario.yaml_source import dumped
-
-_HERE = ("local", "netns")  # launchers whose ranks see the folders of this machine, and its Python
 
 
 @cli.command(cls=WithCommand)
@@ -58,7 +57,7 @@ def bisect(
     planned = partial(plans_of, file, seed=seed, asked=ask_of, attach=None, out=out, consent=(),
                       job=other_job(job_file, given, None))  # fmt: skip
     first = next(planned(overrides)).plan
-    if first.launcher not in _HERE:
+    if not registry.find("launchers", first.launcher).here:
         raise UsageError(f"the launcher {first.launcher} is not supported: the releases are installed on this machine")
     names = [one.name for one in first.asserts]
     if assertion is not None and assertion not in names:

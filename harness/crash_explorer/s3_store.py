@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from torchaos.harness import registry
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind
 from torchaos.harness.host.processes import end_with
@@ -217,7 +218,7 @@ def in_folder(plan: Plan) -> Plan:
     url, refused = urlsplit(place), ""
     if url.scheme != "s3" or not url.netloc:
         refused = "only s3://BUCKET/KEYS is known of all object stores"
-    elif job.nodes > 1 or plan.launcher != "local":
+    elif job.nodes > 1 or not registry.find("launchers", plan.launcher).in_host_network:
         refused = "the store of an exploration can be reached by a job on this machine alone, with launcher: local"
     elif find_spec("aiohttp") is None:
         refused = "aiohttp is missing: pip install 'torchaos[object-store]'"

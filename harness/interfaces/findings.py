@@ -70,15 +70,18 @@ class First:
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer of one assertion. `reason`: one or two sentences that a person understands without the code."""
+    """The answer of one assertion. `reason`: one or two sentences that a person understands without the code.
+    `measured` and `bound`: values by name. `first`: the first quantity that was wrong. `cause`: the most likely cause
+    in a few words, which the reason also contains. `at_s`: when it went wrong, in seconds of CLOCK_MONOTONIC; None:
+    when the step of `first` was done."""
 
     outcome: Outcome
     reason: str
     measured: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
     first: First | None = None
-    cause: str = ""  # the most likely cause in a few words, which the reason also contains
-    at_s: float | None = None  # when it went wrong, CLOCK_MONOTONIC; None: when the step of `first` was done
+    cause: str = ""
+    at_s: float | None = None
 
 
 def passed(reason: str, **measured: Any) -> Finding:

@@ -114,6 +114,10 @@ class Launcher(Protocol):
     offers: ClassVar[frozenset[str]] = frozenset()  # capabilities that its nodes have even if this machine has not
     # Faults that it can't apply. Keys: injectors, kinds of targets, or capabilities; values: what to write instead.
     cannot: ClassVar[Mapping[str, str]] = {}
+    # What its nodes have that faults of other launchers lack. Keys: capabilities; values: such a fault, in words.
+    makes: ClassVar[Mapping[str, str]] = {}
+    here: ClassVar[bool] = False  # its ranks see the folders of this machine, and its Python
+    in_host_network: ClassVar[bool] = False  # its ranks are in the network of this machine
     local_disks: ClassVar[bool] = False  # each of its nodes can have a folder of its own
     replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
     sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun

@@ -8,22 +8,15 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.interfaces import ChaosError, Handle, Launcher, Touches
+from torchaos.harness.interfaces import ChaosError, Handle, Launcher, Touches, UsageError
 from torchaos.harness.record.plan import Plan
-
-_MADE = {
-    "links": ("needs links between nodes", "write launcher: netns, and two nodes or more"),
-    "docker": ("hits containers", "write launcher: docker"),
-    "kubectl": ("hits pods", "write launcher: kubernetes"),
-    "slurm": ("is done by Slurm", "write launcher: slurm"),
-}
 
 
 def misfit(injector: Any, launcher: str) -> str | None:
@@ -33,10 +26,18 @@ def misfit(injector: Any, launcher: str) -> str | None:
     keys = (injector.name, injector.hits, *injector.needs)
     if instead := next((found.cannot[key] for key in keys if key in found.cannot), None):
         return f"{injector.name} can't be done under launcher: {launcher}: {instead}"
-    for name, (needs, instead) in _MADE.items():
-        if name in injector.needs and name not in found.needs | found.offers:
-            return f"{injector.name} {needs}, and the launcher {launcher} makes none; {instead}"
+    lacks = injector.needs - found.needs - found.offers
+    for other in _loadable(registry.names("launchers")) if lacks else ():
+        if words := next((words for name, words in other.makes.items() if name in lacks), None):
+            return f"{injector.name} {words}, and the launcher {launcher} makes none; write launcher: {other.name}"
     return None
+
+
+def _loadable(names: Iterable[str]) -> Iterator[type[Launcher]]:
+    """The launchers with these names, without those that can't be loaded."""
+    for name in names:
+        with suppress(UsageError):
+            yield registry.find("launchers", name)
 
 
 def is_controllers(injector: Any, launcher: str) -> bool:

@@ -82,7 +82,7 @@ def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
         return f"{name} is made of small letters, digits, dots and dashes, not {found['input']!r}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
-        return f"{name} is {words} {found['ctx'][bound]}, not {_shown(found['input'])}"
+        return f"{name} is {words} {found['ctx'][bound]:g}, not {_shown(found['input'])}"
     if kind == "string_type" and found["input"] is None:
         return f'{name} is empty here; write it in quotes, "" for an empty text'
     if kind in _EXPECTED:

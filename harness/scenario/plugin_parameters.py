@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from torchaos.harness import registry
 from torchaos.harness.base_classes import DRAWN
-from torchaos.harness.interfaces import UsageError
+from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.scenario.grammar import Job, Scenario
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
@@ -29,7 +29,7 @@ Tell = Callable[..., None]
 def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell) -> dict[str, Any]:
     """The parameters of a plug-in, converted to their types. `found`: its class; `at`: their place in the file. Each
     mistake goes to `tell`: an unknown, wrong or missing parameter, or a value for which the plug-in's own
-    `__post_init__` raises ValueError."""
+    `__post_init__` raises an error."""
     known = {field.name: field for field in parameters_of(found)}
     values: dict[str, Any] = {}
     mistakes: list[tuple[Any, ...]] = []
@@ -52,8 +52,10 @@ def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell)
     if not mistakes:
         try:
             found(**values)
-        except ValueError as error:
+        except (ValueError, ChaosError) as error:
             mistakes.append((at, f"{found.name}: {error}"))
+        except Exception as error:  # another package's code may raise anything
+            mistakes.append((at, f"{found.name}: its own check failed: {type(error).__name__}: {error}"))
     for mistake in mistakes:
         tell(*mistake)
     return values

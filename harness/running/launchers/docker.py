@@ -200,6 +200,7 @@ class Docker(Launcher):
 
     name: ClassVar[str] = "docker"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "docker"})
+    makes: ClassVar[Mapping[str, str]] = {"docker": "hits containers"}
     sets_rendezvous: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
         "network.link_down": "the other end of a container's link is the engine's; write container.disconnect",

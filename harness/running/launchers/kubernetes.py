@@ -78,6 +78,7 @@ class Kubernetes(RemoteLauncher):
 
     name: ClassVar[str] = "kubernetes"
     needs: ClassVar[frozenset[str]] = frozenset({"kubectl"})
+    makes: ClassVar[Mapping[str, str]] = {"kubectl": "hits pods"}
     offers: ClassVar[frozenset[str]] = frozenset({"links"})
     sets_rendezvous: ClassVar[bool] = True
     on_nodes: ClassVar[bool] = True

@@ -41,6 +41,8 @@ class Local(Launcher):
     """Starts the command on this machine, once for each replica. Nothing else is made, so nothing has to be undone."""
 
     name: ClassVar[str] = "local"
+    here: ClassVar[bool] = True
+    in_host_network: ClassVar[bool] = True
     replicas: ClassVar[bool] = True
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
@@ -84,6 +86,8 @@ class Netns(Launcher):
 
     name: ClassVar[str] = "netns"
     needs: ClassVar[frozenset[str]] = frozenset({"links"})
+    makes: ClassVar[Mapping[str, str]] = {"links": "needs links between nodes (two or more)"}
+    here: ClassVar[bool] = True
     sets_rendezvous: ClassVar[bool] = True
     local_disks: ClassVar[bool] = True
 

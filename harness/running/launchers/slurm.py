@@ -133,14 +133,16 @@ class SlurmJob(Strict):
 
 @dataclass
 class Slurm(RemoteLauncher):
-    """Inside an allocation (SLURM_JOB_ID), the job is a step of that allocation. Otherwise `salloc` gets an allocation;
-    its options come from the user's SALLOC_* variables, and its time limit from the job's time-out. With `submit:
-    batch`, the job is submitted as a batch job; its options come from SBATCH_* variables."""
+    """Each node is a machine of a Slurm cluster. Inside an allocation (SLURM_JOB_ID), the job is a step of that
+    allocation. Otherwise `salloc` gets an allocation; its options come from the user's SALLOC_* variables, and its time
+    limit from the job's time-out. With `submit: batch`, the job is submitted as a batch job; its options come from
+    SBATCH_* variables."""
 
     slurm: Annotated[SlurmJob | None, Field(description="For launcher: slurm.")] = None
 
     name: ClassVar[str] = "slurm"
     needs: ClassVar[frozenset[str]] = frozenset({"slurm"})
+    makes: ClassVar[Mapping[str, str]] = {"slurm": "is done by Slurm"}
     sets_rendezvous: ClassVar[bool] = True
     on_nodes: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {

@@ -53,8 +53,8 @@ def _problem(node: SshNode, cwd: Path) -> str:
 
 @dataclass
 class Ssh(RemoteLauncher):
-    """`job.hosts` names the machines. The first machine serves the rendezvous, so all others must reach it by that
-    name."""
+    """Each node is a machine of `job.hosts`, reached by ssh. The first machine serves the rendezvous, so all others
+    must reach it by that name."""
 
     hosts: Annotated[
         list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]],

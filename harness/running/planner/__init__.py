@@ -246,7 +246,10 @@ def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
     if restarts == 0:
         problem = f"{lethal[0]} ends a rank, and torchrun starts none again (--max-restarts 0)"
         yield _COMMAND, f"{problem}; write --max-restarts 3, or job.resubmit"
-    elif restarts and plan.launcher == "local" and env.get(OWN_STORE) != "1" and not Machine.this().gpus:
+    elif (
+        restarts and registry.find("launchers", plan.launcher).in_host_network
+        and env.get(OWN_STORE) != "1" and not Machine.this().gpus
+    ):  # fmt: skip
         problem = "there is no GPU here, so the ranks may use gloo, with which most restarts by torchrun fail"
         yield _COMMAND, f'{problem} (pytorch/pytorch#135712); write job.env: {{{OWN_STORE}: "1"}}, or export it'
 

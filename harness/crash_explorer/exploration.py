@@ -245,7 +245,7 @@ class Exploration:
         """Why no further state is tried now; empty if there is time."""
         minutes = self.limits.minutes
         if not self._stopped and minutes is not None and time.monotonic() - self._began_s > 60 * minutes:
-            return f"the {minutes:g} minutes of --minutes are over"
+            return f"--minutes {minutes:g} is over"
         return self._stopped
 
     def _note(self, outcome: Outcome, number: int, of: int, done: dict[tuple[str, str], Outcome]) -> None:

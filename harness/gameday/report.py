@@ -84,6 +84,9 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
     ]
 
 
+_NAMES = {"ettr": "ettr (training time)", "mttr": "mttr (mean time to recover)"}
+
+
 def bound_gauges(cases: Sequence[Case]) -> list[Gauge]:
     """Each bound beside its figure, with the verdict of its case. The bar is full at the bound."""
     found = []
@@ -92,9 +95,9 @@ def bound_gauges(cases: Sequence[Case]) -> list[Gauge]:
             value = case.measured.get(name)
             side = "at least" if name in AT_LEAST else "at most"
             asked = f"{side} {value_in_words(name, bound, case.seconds)}"
-            share = None if value is None else min(1.0, value / bound) if bound else float(value > 0)
+            share = min(1.0, value / bound) if value and bound else 1.0 if value else None
             words = value_in_words(name, value, case.seconds)
-            found.append(Gauge(name_in_words(name), words, asked, case.verdict.value, share))
+            found.append(Gauge(_NAMES.get(name, name_in_words(name)), words, asked, case.verdict.value, share))
     return found
 
 

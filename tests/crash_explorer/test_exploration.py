@@ -152,7 +152,7 @@ def test_forked_ranks_are_compared_with_a_state_that_is_right(
 def test_minutes_end_it_between_two_states(explore: Explore, tmp_path: Path) -> None:
     """When the time is over, no further state is begun, and it is said; what was tried is kept."""
     found, tried = explore(minutes=1e-9)
-    assert (found.unfinished, tried) == ("the 1e-09 minutes of --minutes are over", [])
+    assert (found.unfinished, tried) == ("--minutes 1e-09 is over", [])
     assert read_outcomes(tmp_path) == {}
     assert not explore(minutes=100.0)[0].unfinished
 

@@ -30,7 +30,11 @@ def test_each_bound_stands_beside_its_figure(tmp_path: Path, markdown: bool) -> 
     """What was asked of the score is shown with what was measured, and whether it holds; times have their unit."""
     found = day_page(tmp_path, (Outcome.RECOVERED, ""), markdown=markdown, ettr=0.5, mttr="30s", lost_steps=3)
     text = " ".join(re.sub(r"<[^>]+>|\|", " ", found).split())
-    for words in ("ettr 0.6 at least 0.5", "mttr 6 s at most 30 s", "lost steps 12 at most 3"):
+    for words in (
+        "ettr (training time) 0.6 at least 0.5",
+        "mttr (mean time to recover) 6 s at most 30 s",
+        "lost steps 12 at most 3",
+    ):
         assert words in text
     state = r"\| at (?:least|most) \S+(?: s)? \| (\w+) \|" if markdown else r'class="gauge (\w+)"'
     assert re.findall(state, found) == ["passed", "passed", "failed", "passed", "passed"]

@@ -102,7 +102,7 @@ def test_the_verdict_comes_first_and_says_why(run: RunDir) -> None:
     page = page_of(run)
     hit = r"1\. process.kill hit rank 1 of 2 in step 12 \(backward\)\. The job was restarted and went on .*? "
     why = r"Why: The loss differs first in step 9 .*?1 of 6 assertions failed: loss continuity\. Something"
-    assert re.match(rf"failed: \S+ failed kill-then-freeze {hit}{why}", page.text)
+    assert re.match(rf"failed: \S+ torchaos · a run with faults failed kill-then-freeze {hit}{why}", page.text)
     opened = [attrs["class"] for tag, attrs in page.tags if tag == "details" and "open" in attrs and "class" in attrs]
     assert opened == ["case failed"]
 

@@ -59,8 +59,8 @@ def unconfirmed(found: Explored, *but: str) -> Explored:
     own = [
         one if one.kind is Class.RIGHT or one.state in but else replace(one, warm=True) for one in found.outcomes
     ]  # fmt: skip
-    return replace(found, outcomes=tuple(own), unfinished="the 4 minutes of --minutes are over")
+    return replace(found, outcomes=tuple(own), unfinished="--minutes 4 is over")
 
 
 def unfinished(found: Explored) -> Explored:
-    return replace(found, outcomes=found.outcomes[:1], unfinished="the 1 minutes of --minutes are over")
+    return replace(found, outcomes=found.outcomes[:1], unfinished="--minutes 1 is over")

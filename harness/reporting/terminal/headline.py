@@ -279,14 +279,14 @@ def _samples(case: Case | None) -> Gauge:
     if case.verdict not in (Verdict.PASSED, Verdict.FAILED) or skipped is None or repeated is None:
         return Gauge(name, "not known", f"sample_accounting {case.verdict.value}", "unknown", None)
     value = f"{skipped:g} / {repeated:g}" if skipped or repeated else "0"
-    return Gauge(name, value, "0 allowed", case.verdict.value, float(case.verdict is Verdict.FAILED))
+    return Gauge(name, value, "0 allowed", case.verdict.value, 1.0 if case.verdict is Verdict.FAILED else None)
 
 
 def against(name: str, value: float, bound: float | None, words: Callable[[float], str]) -> Gauge:
     if bound is None:
         return Gauge(name, words(value), "no bound", "unbounded", None)
     state = "passed" if value <= bound else "failed"
-    share = min(1.0, value / bound) if bound > 0 else float(value > 0)
+    share = min(1.0, value / bound) if value > 0 and bound > 0 else 1.0 if value > 0 else None
     return Gauge(name, words(value), f"{words(bound)} allowed", state, share)
 
 

@@ -18,6 +18,7 @@ def project(tmp_path: Path) -> Path:
     """Scripts that save nowhere, so that no option for a folder is added."""
     for name in ("train.py", "main.py", "pretrain_gpt.py", "echo.py"):
         (tmp_path / name).write_text("import torch\n")
+    (tmp_path / "hosts").write_text("# two machines\nh1 slots=4\nh2 slots=4\n")
     (tmp_path / "one.yaml").write_text("num_machines: 1\nnum_processes: 4\nmixed_precision: fp16\ngpu_ids: all\n")
     return tmp_path
 
@@ -60,6 +61,29 @@ LINES = [
     ("./train.py --lr 3e-4", f"{RUN} --nproc-per-node 2 ./train.py --lr 3e-4", {}),
     ("tune run --nproc_per_node 4 full --config x", "tune run --nproc_per_node 4 full --config x", {}),
     ("bash train.sh", "bash train.sh", {}),
+    ("uv run --no-sync torchrun --nproc-per-node 2 train.py",
+     "uv run --no-sync torchrun --max-restarts 3 --nproc-per-node 2 train.py", {}),
+    ("uv run train.py --lr 1", "uv run torchrun --max-restarts 3 --nproc-per-node 2 train.py --lr 1", {}),
+    ("poetry run python -u train.py", "poetry run torchrun --max-restarts 3 --nproc-per-node 2 train.py", {}),
+    ("conda run --no-capture-output -n deepspeed deepspeed --num_gpus 4 train.py",
+     "conda run --no-capture-output -n deepspeed torchrun --max-restarts 3 --nproc-per-node 4 train.py", {}),
+    ("nohup nice -n 5 numactl --interleave=all accelerate-launch --num_processes 4 train.py",
+     "nice -n 5 numactl --interleave=all torchrun --max-restarts 3 --nproc-per-node 4 train.py", {}),
+    ("timeout -k 30 2h mpirun -np 4 python train.py",
+     "timeout -k 30 2h torchrun --max-restarts 3 --nproc-per-node 4 train.py", {}),
+    ("env -u FOO torchrun --nproc-per-node 2 train.py",
+     "env -u FOO torchrun --max-restarts 3 --nproc-per-node 2 train.py", {}),
+    ("env -S A=1\\ torchrun --nproc-per-node 2 train.py", f"{RUN} --nproc-per-node 2 train.py", {"A": "1"}),
+    ("cd src && A=1 torchrun --nproc-per-node 2 train.py 2>&1 | tee log", f"{RUN} --nproc-per-node 2 train.py",
+     {"A": "1"}),
+    ("'torchrun --nproc-per-node 2 train.py > log'", f"{RUN} --nproc-per-node 2 train.py", {}),
+    ("accelerate launch -m axolotl.cli.train x.yaml", f"{RUN} --nproc-per-node 2 -m axolotl.cli.train x.yaml", {}),
+    ("axolotl train x.yaml --launcher torchrun -- --nproc_per_node=2",
+     "axolotl train x.yaml --launcher torchrun -- --nproc_per_node=2", {}),
+    ("deepspeed --hostfile hosts train.py", f"{RUN} --nproc-per-node 4 train.py", {}),
+    ("deepspeed --module pkg.train", f"{RUN} --nproc-per-node 2 -m pkg.train", {}),
+    ("mpirun -np 2 -npernode 1 torchrun --nproc-per-node 4 --nnodes 2 train.py", f"{RUN} --nproc-per-node 4 train.py",
+     {}),
 ]  # fmt: skip
 
 
@@ -67,7 +91,7 @@ LINES = [
 def test_a_line_for_one_machine(project: Path, line: str, became: str, env: dict[str, str]) -> None:
     """Options are replaced in their place, numbers of ranks are kept, and the settings of another launcher go to the
     environment."""
-    draft = draft_of(line.split(), project, {})
+    draft = draft_of(shlex.split(line), project, {})
     assert " ".join(draft.command) == became
     assert {name: value for name, value in draft.env.items() if name[:5] != "TORCH"} == env
     assert draft.launcher == "local"
@@ -270,6 +294,8 @@ def test_a_batch_script(project: Path, text: str, nodes: int, became: str, ranks
         ("bsub -n 4 torchrun train.py", "", "bsub: it starts the job on another machine"),
         ("ray job submit -- python train.py", "", "ray: it starts the job on another machine"),
         ("ssh node1 torchrun train.py", "", "ssh: write launcher: ssh"),
+        ("jsrun -n 4 python train.py", "", "jsrun: it starts the job on another machine"),
+        ("tmux new -d torchrun train.py", "", "tmux: it starts the job in the background"),
         ("horovodrun -np 4 python train.py", "", "torchaos needs torchrun"),
         ("srun --het-group=0,1 torchrun train.py", "", "heterogeneous"),
         ("sbatch x.sbatch", "#SBATCH hetjob\nsrun python a.py : --het-group=1 torchrun b.py\n", "heterogeneous"),
@@ -280,3 +306,12 @@ def test_what_init_can_not_draft(project: Path, line: str, script: str, why: str
     (project / "x.sbatch").write_text(script)
     with pytest.raises(UsageError, match=why):
         draft_of(line.split(), project, {"PWD": "/work"})
+
+
+def test_the_settings_of_accelerate_config(project: Path) -> None:
+    """Without a file in the line, accelerate reads the one that `accelerate config` wrote."""
+    (project / "accelerate").mkdir()
+    (project / "accelerate" / "default_config.yaml").write_text("num_processes: 4\nmixed_precision: bf16\n")
+    draft = draft_of(["accelerate", "launch", "train.py"], project, {"HF_HOME": str(project)})
+    assert " ".join(draft.command) == f"{RUN} --nproc-per-node 4 train.py"
+    assert draft.env["ACCELERATE_MIXED_PRECISION"] == "bf16"

@@ -140,9 +140,10 @@ def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
 
 def _place_of(command: Sequence[str]) -> int | None:
     """The index of the word torchrun, or of its module. It must come before any script, or after one script that starts
-    it. None if there is none."""
+    it. None if there is none, or if it is the value of another program's option."""
     before = len(list(itertools.takewhile(lambda word: not word.endswith(".py"), command)))
-    return next((n for n, word in enumerate(command[: max(before, 4)]) if _is_torchrun(word)), None)
+    found = (n for n, word in enumerate(command[: max(before, 4)]) if _is_torchrun(word))
+    return next((n for n in found if not n or command[n - 1] != "--launcher"), None)
 
 
 def _is_torchrun(word: str) -> bool:

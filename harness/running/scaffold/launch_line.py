@@ -63,6 +63,7 @@ class Launch:
     words: list[str]
     cwd: Path
     env: Mapping[str, str]  # the user's environment
+    head: list[str] = field(default_factory=list)  # programs before the launcher, which are kept: `uv run`, `nice -n 5`
     launcher: str = "local"
     nodes: int = 0
     per_node: int | None = None
@@ -79,7 +80,7 @@ class Launch:
 def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Launch:
     """Turns the command line into torchrun's. Raises UsageError if the line can't be understood, or if it starts the
     ranks where torchaos can't be."""
-    launch = Launch(list(command), cwd, env)
+    launch = Launch(_as_shell_reads(command), cwd, env)
     while handler := _handler(launch.words):
         before = list(launch.words)
         handler(launch)
@@ -87,6 +88,7 @@ def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Laun
             raise UsageError(f"{shlex.join(before)}: it starts no program; write the command line of the job")
         if launch.words == before:
             break
+    launch.words = [*launch.head, *launch.words]
     if head := container_in(launch.words):
         raise UsageError(f"{head}: the ranks would be in a container without torchaos; {_IN_A_CONTAINER}")
     _torchrun(launch)
@@ -101,13 +103,25 @@ def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Laun
     return launch
 
 
+def _as_shell_reads(command: Sequence[str]) -> list[str]:
+    """The words. If they are for a shell (one word with blanks, or `|`, `>` and `&&` among them): bash with their text,
+    of which only the line of the job is read."""
+    is_text = len(command) == 1 and " " in command[0]
+    if not is_text and not any(_OPERATOR.fullmatch(word) for word in command):
+        return list(command)
+    quoted = (word if is_text or _OPERATOR.fullmatch(word) else shlex.quote(word) for word in command)
+    return ["bash", "-c", " ".join(quoted)]
+
+
 def _handler(words: Sequence[str]) -> Callable[[Launch], None] | None:
     program = first_program(words)
     if program in _ELSEWHERE:
         raise UsageError(f"{program}: {_ELSEWHERE[program]}")
     if "=" in words[0] and re.match(r"[A-Za-z_]\w*=", words[0]):
         return _variables
-    if program == "accelerate" or (is_python(words[0]) and words[1:3] == ["-m", "accelerate.commands.launch"]):
+    if program in ("accelerate", "accelerate-launch") or (
+        is_python(words[0]) and words[1:3] == ["-m", "accelerate.commands.launch"]
+    ):
         return _accelerate
     if program == "deepspeed" or (is_python(words[0]) and words[1:3] == ["-m", "deepspeed.launcher.runner"]):
         return _deepspeed
@@ -119,10 +133,31 @@ def _handler(words: Sequence[str]) -> Callable[[Launch], None] | None:
 def _variables(launch: Launch) -> None:
     """`A=1 B=2 torchrun ...`, or the same after `env`."""
     if first_program(launch.words) == "env":
+        if launch.words[1:2] == ["-S"]:
+            launch.words[1:3] = shlex.split(" ".join(launch.words[2:3]))
+        elif launch.words[1:2] and launch.words[1].startswith("-"):
+            _wrapper(launch)
+            return
         launch.words.pop(0)
     while launch.words and re.match(r"[A-Za-z_]\w*=", launch.words[0]):
         name, _, value = launch.words.pop(0).partition("=")
         launch.adds[name] = value
+
+
+def _wrapper(launch: Launch) -> None:
+    """Keeps a program that runs another, with its options: `uv run`, `nice -n 5`, `env -u NAME`."""
+    words = launch.words
+    for place in range(1, len(words)):
+        is_launcher = _starts(words[place]) or first_program(words[place:]) in ("mpirun", "mpiexec")
+        if is_launcher and words[place - 1] not in _NAMES_OF_ENVIRONMENTS:
+            launch.head += words[:place]
+            launch.words = words[place:]
+            return
+
+
+def _starts(word: str) -> bool:
+    """Whether the word is a launcher of ranks, Python or a script of it."""
+    return first_program([word]) in _LAUNCHERS or is_python(word) or word.endswith(".py")
 
 
 def _sbatch(launch: Launch) -> None:
@@ -228,15 +263,16 @@ def _as_options(launch: Launch) -> dict[str, str]:
 
 
 def _accelerate(launch: Launch) -> None:
-    begin = 2 if first_program(launch.words) == "accelerate" else 3
-    if first_program(launch.words) == "accelerate" and launch.words[1:2] != ["launch"]:
+    program = first_program(launch.words)
+    begin = {"accelerate": 2, "accelerate-launch": 1}.get(program, 3)
+    if program == "accelerate" and launch.words[1:2] != ["launch"]:
         raise UsageError(f"{shlex.join(launch.words)}: it starts no job; write accelerate launch")
     options, rest = options_before_script(launch.words[begin:], _ACCELERATE_SWITCHES)
-    given = {**_settings(launch, options.get("config_file")), **options}
+    given = {**_settings(launch, options.get("config_file") or _default_settings(launch.env)), **options}
     nodes = _number(given.get("num_machines")) or 1
     total = _number(given.get("num_processes"))
     launch.nodes = launch.nodes or (nodes if nodes > 1 else 0)
-    launch.per_node = max(1, total // nodes) if total else launch.per_node or launch.gpus
+    launch.per_node = max(1, total // nodes) if total else launch.per_node or launch.gpus or _all_gpus(launch)
     for option, variable in _ACCELERATE_ENV.items():
         if given.get(option, "all") not in ("all", "no", ""):
             launch.adds[variable] = given[option]
@@ -251,6 +287,19 @@ def _accelerate(launch: Launch) -> None:
         )
     own = ["--max-restarts", given["max_restarts"]] if _number(given.get("max_restarts")) is not None else []
     launch.words = ["torchrun", *own, *(["-m"] if "module" in options else []), *rest]
+
+
+def _all_gpus(launch: Launch) -> int:
+    """The number of ranks where a launcher would start one on each GPU, and nothing says how many there are."""
+    launch.to_check.append(f"{first_program(launch.words)} would start a rank on each GPU; the draft has 2 ranks")
+    return 2
+
+
+def _default_settings(env: Mapping[str, str]) -> str | None:
+    """The file that `accelerate config` writes, if there is one."""
+    cache = Path(env["HF_HOME"]) if "HF_HOME" in env else Path(env.get("HOME", "/nonexistent"), ".cache/huggingface")
+    file = cache / "accelerate" / "default_config.yaml"
+    return str(file) if file.is_file() else None
 
 
 def _settings(launch: Launch, file: str | None) -> dict[str, str]:
@@ -273,15 +322,26 @@ def _deepspeed(launch: Launch) -> None:
     chosen = where.rpartition(":")[2] if ":" in where else ""
     if chosen:
         launch.adds["CUDA_VISIBLE_DEVICES"] = chosen
-    launch.per_node = _number(options.get("num_gpus")) or (len(chosen.split(",")) if chosen else launch.gpus)
-    launch.nodes = launch.nodes or _number(options.get("num_nodes")) or 0
-    if "hostfile" in options or "H" in options:
-        launch.to_check.append(
-            "deepspeed's hostfile is left out; for several machines write launcher: ssh and job.hosts"
-        )
+    slots = _slots(launch, options.get("hostfile") or options.get("H"))
+    of_hosts = next(iter(slots.values()), None)
+    asked = _number(options.get("num_gpus")) or (len(chosen.split(",")) if chosen else launch.gpus or of_hosts)
+    launch.per_node = asked or _all_gpus(launch)
+    launch.nodes = launch.nodes or _number(options.get("num_nodes")) or (len(slots) if len(slots) > 1 else 0)
     if "no_local_rank" not in options:
         launch.to_check.append("deepspeed gives the script --local_rank, and torchrun only the variable LOCAL_RANK")
     launch.words = ["torchrun", *(["-m"] if "module" in options else []), *rest]
+
+
+def _slots(launch: Launch, file: str | None) -> dict[str, int]:
+    """The hosts in deepspeed's hostfile, and how many ranks each gets: lines `host slots=8`."""
+    if not file:
+        return {}
+    try:
+        text = (launch.cwd / file).read_text()
+    except (OSError, ValueError):
+        launch.to_check.append(f"deepspeed's hostfile {file} could not be read, so that its numbers are left out")
+        return {}
+    return {host: int(count) for host, count in re.findall(r"^\s*([^#\s]\S*)\s+slots=(\d+)", text, re.M)}
 
 
 def _composer(launch: Launch) -> None:
@@ -297,9 +357,12 @@ def _plain_head(launch: Launch) -> None:
 
 
 def _mpirun(launch: Launch) -> None:
-    at = next((n for n, word in enumerate(launch.words) if is_python(word) or word.endswith(".py")), None)
+    at = next((n for n, word in enumerate(launch.words) if _starts(word)), None)
     if at is None:
         raise UsageError(f"{launch.words[0]}: it starts no script of Python; write the command line with torchrun")
+    if first_program(launch.words[at:]) in _LAUNCHERS:  # it starts one launcher on each node
+        launch.words = launch.words[at:]
+        return
     count = re.search(r"(?<!\S)-{1,2}(?:np|n|c)[ =](\d+)", shlex.join(launch.words[:at]))
     launch.per_node = int(count[1]) if count else launch.per_node
     launch.to_check.append(
@@ -360,13 +423,27 @@ _BY_ITSELF = (
     "it starts the job on another machine, where torchaos is not; start torchaos inside of its job, with the line"
 )
 _ELSEWHERE = {
-    **dict.fromkeys(("qsub", "bsub", "ray", "sky", "flux", "oarsub", "condor_submit"), f"{_BY_ITSELF} of torchrun"),
+    **dict.fromkeys(
+        ("qsub", "bsub", "ray", "sky", "flux", "oarsub", "condor_submit", "jsrun", "aprun", "torchx", "modal", "runai",
+         "pyflyte", "flyte", "dstack", "gcloud", "pdsh", "clush"), f"{_BY_ITSELF} of torchrun",
+    ),
+    **dict.fromkeys(
+        ("screen", "tmux", "systemd-run"),
+        "it starts the job in the background, where torchaos does not see it; give init the line of torchrun alone",
+    ),
     **dict.fromkeys(("kubectl", "helm", "argo"), "write launcher: kubernetes, and the manifest in job.pods"),
     "ssh": "write launcher: ssh, and the machines in job.hosts",
     "horovodrun": "its ranks don't use torch.distributed; torchaos needs torchrun",
 }
+_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer")
+_NAMES_OF_ENVIRONMENTS = ("-n", "--name", "-p", "--prefix", "-e", "--environment")  # conda, pixi
+_OPERATOR = re.compile(r"\|\|?|&&?|;|\d?>>?|\d?>&\d|&>>?|<")
 _HEADS: dict[str, Callable[[Launch], None]] = {
     "sbatch": _sbatch, "srun": _srun, "salloc": _salloc, "env": _variables, "composer": _composer,
     **dict.fromkeys(("time", "nohup"), _plain_head),
+    **dict.fromkeys(
+        ("uv", "poetry", "pixi", "hatch", "pdm", "rye", "pipenv", "conda", "mamba", "micromamba", "nice", "ionice",
+         "numactl", "taskset", "chrt", "timeout", "stdbuf", "setsid", "sudo", "nsys", "ncu"), _wrapper,
+    ),
     **dict.fromkeys(("bash", "sh"), _shell), **dict.fromkeys(("mpirun", "mpiexec", "prun"), _mpirun),
 }  # fmt: skip

@@ -125,14 +125,15 @@ CAUSES = (
     ),
     _cause(
         "cuda-out-of-memory", "CUDA",
-        r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|[Cc]uda failure (?:2 )?'out of memory'"
+        r"(?:[Ee]rror|Exception): (?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP|XPU) out of memory\. Tried to allocate"
+        r"|(?:CUDA|HIP) error: out of memory|[Cc]uda failure (?:2 )?'out of memory'"
         r"|CUBLAS_STATUS_ALLOC_FAILED|torch\.(?:cuda\.)?OutOfMemoryError|cudaErrorMemoryAllocation",
         "the GPU's memory was used up; memory of an earlier attempt is given back only when its process is gone",
         "",
     ),
     _cause(
         "cuda-error", "CUDA",
-        r"\b(?:CUDA|HIP)(?: driver)? error: |cuDNN error: CUDNN_STATUS|\bCUBLAS_STATUS_(?!SUCCESS)\w+"
+        r"\b(?:CUDA|HIP)(?: driver)? error: |Triton Error \[(?:CUDA|HIP)\]: |cuDNN error: CUDNN_STATUS|\bCUBLAS_STATUS_(?!SUCCESS)\w+"
         r"|\.cuh?:\d+: .*Assertion .* failed|Unexpected error from cudaGetDeviceCount|No CUDA GPUs are available"
         r"|Found no NVIDIA driver|(?:Memory access fault|HW Exception) by GPU|\bHSA_STATUS_ERROR_\w+"
         r"|cudaError(?!Success|_t|String)[A-Z]\w+",
@@ -252,7 +253,8 @@ CAUSES = (
     _cause(
         "endpoint", "the network",
         r"Could not connect to the endpoint URL|Cannot connect to host \S+:\d|(?:Connect|Read) timeout on endpoint URL"
-        r"|Connection was closed before we received a valid response from endpoint",
+        r"|Connection was closed before we received a valid response from endpoint"
+        r"|google\.api_core\.exceptions\.(?:ServiceUnavailable|GatewayTimeout|DeadlineExceeded)",
         "the job could not use an object store, or another service; check the service and the network between",
         "", common=rf"Max retries exceeded|Connection (?:aborted|refused|reset)|[Tt]imed out|StatusCode\.UNAVAILABLE"
         rf"|(?:Connect|Timeout|Protocol|SSL|Disconnected)\w*(?:Error)?\b:|{_NO_NAME}", beside=_CLIENT,
@@ -276,7 +278,8 @@ CAUSES = (
         "2.13", common=_LOST, beside=_PEER,
     ),
     _cause(
-        "peer-unreachable", "the network", r"Bootstrap : no socket interface found",
+        "peer-unreachable", "the network",
+        r"Bootstrap : no socket interface found|NCCL WARN socket\w+: Connect to \S+ failed",
         "a rank could not reach another rank; check the network between the nodes, and NCCL_SOCKET_IFNAME or "
         "GLOO_SOCKET_IFNAME",
         "", common=r"[Cc]onnection timed out|No route to host|(?:Network|Host) is (?:unreachable|down)"
@@ -323,7 +326,7 @@ CAUSES = (
         r"|(?:\bfuse|/\S+): (?:Transport endpoint is not connected|Input/output error)|nfs: server \S+ not responding",
     ),
     _cause(
-        "too-many-files", "the machine", _raised(r"OSError: \[Errno 24\]"),
+        "too-many-files", "the machine", _raised(r"OSError: \[Errno 24\]") + "|received 0 items of ancdata",
         "a process has as many files open as it may; raise the limit (ulimit -n), or use fewer data-loader workers",
         "", "pytorch/pytorch#11201", common=r"Too many open files",
     ),
@@ -354,7 +357,8 @@ CAUSES = (
     _cause(
         "segfault", "the job",
         r"Fatal Python error: Segmentation fault|Segfault encountered|SIGSEGV\) received|with signal SIGSEGV"
-        r"|\*\*\* SIGSEGV|[Ss]ignal: Segmentation fault|Caught signal 11|Segmentation fault +\(core dumped\)",
+        r"|\*\*\* SIGSEGV|[Ss]ignal: Segmentation fault|Caught signal 11"
+        r"|(?<!['\"`])Segmentation fault +\(core dumped\)(?!['\"`])",
         "native code of a library used memory that is not its own; PYTHONFAULTHANDLER=1 shows the line of Python",
         "",
     ),

@@ -25,24 +25,27 @@ _LOSS = (
     + r"(?<![\w/.-])(?:(?:train(?:ing)?|lm|total|avg|mean|smooth|ce|nll|cross[ _-]entropy)[ _/-])*[Ll]oss(?:es)?\b"
     r"(?:/train\b)?\s*[:=]?\s*(?:\[|\(|\"|tensor\()?(?P<loss>NUMBER)(?![\d/%])"
 )
-_RATE = r"(?<![\w/])(?i:lr|learning[ _-]rate)\b\s*[:=]?\s*\[?(?P<lr>NUMBER)"
+_ONE_LOSS = r"(?<![\w/.-])(?<![A-Za-z)] )[Ll]oss[:=]\s*(?P<loss>NUMBER)(?![\d/%])"  # of several, the sum: `ce_loss=1 loss=2`
+_RATE = r"(?<![\w/])(?:(?:train|optim)/)?(?i:lr|learning[ _-]rate)\b\s*[:=]?\s*\[?(?P<lr>NUMBER)"
 _STEP = (
     r"(?<![\w/.-])(?:global[ _]|(?:train(?:ing)?|trainer)[ _/](?:global_)?|optim(?:izer)?[ _])?"
     r"(?:[Ss]teps?|num_updates)(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
 )
 _ITERATION = r"(?<![\w/.-])(?:[Ii]ter(?:ation)?s?|ITER|[Uu]pdates?)(?:\s*[:=#\[(]\s*\[?\s*|\s+\[?\s*)COUNT"
-_KEYS = r"""["'](?:(?:global|train|trainer)[_/])*(?:steps?|iter(?:ation)?|num_updates)"""
+_KEYS = r"""["']_?(?:(?:global|train|trainer)[_/])*(?:steps?|iter(?:ation)?|num_updates)"""
 # Lines about an evaluation or an earlier step have a word before a count or a loss (`eval step 3`, `val loss`, `[valid]
 # Epoch 1`), a field that says so, or both losses, as nanoGPT prints after an evaluation.
 _EVALUATION = re.compile(
-    r"(?i)(?<![a-z])(?:(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|dev|held[ -]?out|hold-?out|best|lowest|previous"
+    r"(?i)(?<![a-z])(?:(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|infer\w*|benchmark|dev|held[ -]?out|hold-?out|best|lowest|previous"
     r"|(?:re)?load(?:ed|ing)|resum(?:ed|ing)|restor(?:ed|ing)|sav(?:ed|ing))"
-    r"(?:[\s\](){}:|,_/\"'-]|set|data|metrics?|results?|checkpoint|model|state|at|after|from|in|of|on|for|to|\S*/\S*)*)"
+    r"(?:[\s\](){}:|,_/\"'*=#~<>-]|set|data|metrics?|results?|checkpoint|model|state|at|after|from|in|of|on|for|to|\S*/\S*)*)"
     r"(?:global[ _])?(?:step|iter|epoch|loss|batch|update)"
 )
 _EVALUATES = re.compile(
-    r"""(?i)\b(?:split|phase|mode|stage)["']?\s*[:=]\s*["']?(?:eval|val|test)|train[ _/]loss\W{1,3}[\d.]+\W+val"""
+    r"""(?i)\b(?:split|phase|mode|stage)["']?\s*[:=]\s*["']?(?:eval|val|test)|\[(?:eval|val|valid|validation|test)\]"""
+    r"""|^\s*wandb: |train[ _/]loss\W{1,3}[\d.]+\W+val"""
 )
+_PLACE = re.compile(r"(?<=:)(?!steps?:)([\w.<>]+):\d+(?= - |[\])]| \|)")  # in the code: `module:function:12 - `
 _IN_AN_EPOCH = re.compile(r"(?i)(?<![a-z])epochs?(?![a-z])")
 LIGHTNING, COMPOSER = "lightning", "composer"
 
@@ -75,7 +78,7 @@ class LineAdapter:
     in_words: bool = False  # `line` is so general that lines about an epoch or an evaluation must be excluded
 
     def read(self, line: str) -> LogStep | None:
-        line = without_ansi(line)
+        line = _PLACE.sub(r"\1", without_ansi(line))
         found = self.line.search(line)
         if found is None or (self.in_words and _is_no_training(line, found)):
             return None
@@ -152,12 +155,12 @@ ADAPTERS: Mapping[str, LineAdapter] = {
         ),
         _adapter(
             "mmengine", r"\bIter(?:\(train\)| ?)\s*\[\s*COUNT/\d+\].*?(?<![\w.])loss: (?P<loss>NUMBER)",
-            r"\b(?:base_)?lr: (?P<lr>NUMBER)",
+            r"\b(?:base_)?lr: (?P<lr>NUMBER)", r"\blr: (?P<lr>NUMBER)",
         ),
         _adapter("detectron2", r"\biter: COUNT\s+(?:total_)?loss: (?P<loss>NUMBER)", r"\blr: (?P<lr>NUMBER)"),
         _adapter("torchft", r"(?:^|[\s:])\[COUNT\] loss = (?P<loss>NUMBER)"),
         _adapter(
-            "diffusers", r"\bSteps:\s+\d+%\|.*?\|\s*COUNT/\d+ \[.*?\b(?:step_)?loss=(?P<loss>NUMBER)",
+            "diffusers", r"\b[Ss]teps:\s+\d+%\|.*?\|\s*COUNT/\d+ \[.*?\b(?:step_|av[gr]_)?loss=(?P<loss>NUMBER)",
             r"\blr=(?P<lr>NUMBER)",
         ),
         _adapter(
@@ -165,8 +168,8 @@ ADAPTERS: Mapping[str, LineAdapter] = {
             + r"""(?=.*?["'](?:train[_/])?(?:lm_|total_)?loss["']:\s*["']?(?P<loss>NUMBER))""",
             r"""["'](?:train[_/])?(?:lr|learning_rate)["']:\s*["']?(?P<lr>NUMBER)""",
         ),
-        _adapter("plain", rf"^(?=.*?{_STEP})(?=.*?{_LOSS})", r"\bglobal[_ ]step\s*[:= ]\s*COUNT", _RATE),
-        _adapter("iterations", rf"^(?=.*?{_ITERATION})(?=.*?{_LOSS})", _RATE),
+        _adapter("plain", rf"^(?=.*?{_STEP})(?=.*?{_LOSS})", r"\bglobal[_ ]step\s*[:= ]\s*COUNT", _ONE_LOSS, _RATE),
+        _adapter("iterations", rf"^(?=.*?{_ITERATION})(?=.*?{_LOSS})", _ONE_LOSS, _RATE),
         _adapter(
             "hf", r"\{(?:[^{}]*, )?'loss': '?(?P<loss>NUMBER)'?[,}]", r"'learning_rate': '?(?P<lr>NUMBER)'?",
             r"'(?:global_)?step(?:/max_steps)?': '?COUNT",

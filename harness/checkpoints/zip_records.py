@@ -15,7 +15,7 @@ import zipfile
 from dataclasses import dataclass
 
 from .files import Files, Window
-from .layout import Checksum, Extent, torn
+from .layout import Checksum, Extent, Unreadable, torn
 
 try:
     from isal.isal_zlib import crc32 as crc32  # nine times as fast as zlib's
@@ -140,8 +140,10 @@ def records(files: Files, path: str, offset: int, length: int, what: str = "torc
             raise torn(f"it ends before its record {name}")
         mark, _, flags, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(head)
         start = info.header_offset + _LOCAL.size + name_length + extra_length
-        if mark != b"PK\3\4" or start + info.compress_size > length:
-            raise torn(f"its record {name} is not at the place that its directory gives")
+        if start + info.compress_size > length:
+            raise torn(f"its record {name} ends beyond its end")
+        if mark != b"PK\3\4":
+            raise Unreadable(f"its record {name} is not at the place that its directory gives")
         called = files.read(path, offset + info.header_offset + _LOCAL.size, name_length)
         problem, packed = None, ""
         if called != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437", "replace"):

@@ -13,6 +13,7 @@ from kinds.files import FILES
 from kinds.frameworks import FRAMEWORKS
 from kinds.places import PLACES
 from kinds.writers import Row
+from torch.distributed.checkpoint import save
 
 from torchaos.harness.checkpoints.verify.all_checks import Answer
 from torchaos.harness.cli import cli
@@ -66,3 +67,13 @@ def test_a_part_is_not_asked_for_what_other_files_hold(tmp_path: Path) -> None:
         True,
         False,
     )
+
+
+def test_a_missing_shard_is_one_problem(tmp_path: Path) -> None:
+    """However many tensors were in it."""
+    path = tmp_path / "step-10"
+    save({f"layer{number}": torch.ones(3) for number in range(30)}, checkpoint_id=path, no_dist=True)
+    (path / "__0_0.distcp").unlink()
+    code, output = verified(path)
+    assert (code, len(output.splitlines())) == (1, 2), output
+    assert "torn: __0_0.distcp: missing; it held layer0, layer1, layer2 and 27 more" in output

@@ -26,6 +26,7 @@ UNKNOWN = "unknown"  # in place of the name of a format
 _TRACKER = re.compile(
     r"^\.?(latest|last|newest|current)([._-]?(checkpoint|ckpt|step|iteration|model))?(\.(txt|json))?$", re.I
 )
+_LINK = re.compile(r"\.?(latest|last|newest|current|best)(?![a-z])", re.I)
 _DIGITS = re.compile(r"\d+")
 _STEP_KEYS = ("global_step", "iter_num", "iteration", "step")
 
@@ -129,12 +130,16 @@ def trackers(files: Files, root: str) -> list[Tracker]:
     made = []
     for name in beside:
         path = f"{root}/{name}"
-        if not (name in tracker_names() or _TRACKER.match(name)) or files.is_dir(path):
+        is_named = name in tracker_names() or bool(_TRACKER.match(name))
+        is_link = _LINK.match(name) and files.is_alias(path, root)  # of a checkpoint: `latest-rank0.pt`
+        if not (is_named or is_link) or files.is_dir(path):
             continue
         try:
             text = files.read(path, 0, 4096).decode(errors="replace").strip()
         except FileNotFoundError:  # a link to nothing
             made.append(Tracker(path, posixpath.basename(os.path.realpath(path)), None))
+            continue
+        if not is_named:
             continue
         others = [other for other in beside if other != name]
         found = _of_format(files, root, name, text, others) or _of_any(files, root, text, others)

@@ -73,6 +73,7 @@ class Dcp(Format):
         `into`."""
         described, places = _metadata(files, folder, into)
         reader = _Items(files, folder, into)
+        gone: dict[str, list[str]] = {}
         for name, what in described.items():
             try:
                 if what.what.name == "BytesStorageMetadata":
@@ -80,13 +81,15 @@ class Dcp(Format):
                 else:
                     reader.tensor(prefix, name, what, places)
             except FileNotFoundError as error:
-                file = posixpath.basename(str(error.filename))
-                _note(into, prefix + name, torn(f"No such file or directory: {file}"))
+                gone.setdefault(posixpath.basename(str(error.filename)), []).append(name)
             except Unreadable as error:
                 _note(into, prefix + name, error)
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 text = f"its entry in {METADATA} can't be used ({type(error).__name__}: {error})"
                 _note(into, prefix + name, Unreadable(text))
+        for file, names in gone.items():
+            held = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            into.problems.append(Problem(Trouble.TORN, f"{prefix}{file}: missing; it held {held}", f"{folder}/{file}"))
         reader.overlaps()
 
 

@@ -91,8 +91,9 @@ _GUESSED = {
 }
 _ALONE = ("the optimizer's state", "how far training was")
 _OF_OPTIMIZER = re.compile(
-    r"(^|[.:])state\.\d+\.|exp_avg|momentum_buffer|(^|[.:/])(optimizer|optim)([._:/]|$|_states?)", re.I
+    r"(^|[.:])state\.\d+\.|exp_avg|momentum_buffer|(^|[.:/])(optimizer|optim|opt_state)s?([._:/]|$|_states?)", re.I
 )
+_OF_MODEL = re.compile(r"(model|module|state_dict|weights?)([._:/]|$)", re.I)
 _PART = re.compile(r"(?<![a-z])(rank|shard|part|worker|proc|tp|pp|dp|mp|ep)[-_]?\d|\d[-_]of[-_]\d|^\d+$|\.\d+$", re.I)
 _OF_RANK = re.compile(r"(^|[/_-])rank[-_]?\d+$", re.I)
 
@@ -113,10 +114,13 @@ def missing(form: Format, found: Checkpoint) -> list[str]:
 
 def holds_a_model(found: Checkpoint) -> bool:
     """Whether there is a tensor that belongs to no optimizer, by its name, and holds no state of a generator, by its
-    type. Without such a tensor, a file or folder is only a part of a checkpoint."""
+    type. Without such a tensor, a file or folder is only a part of a checkpoint. A file may be named after the state
+    of the optimizer that it holds."""
+    own = posixpath.basename(found.path) if [file.path for file in found.files] == [found.path] else ""
+    named = ((name if _OF_MODEL.match(name) else f"{own}:{name}", one) for name, one in found.tensors.items())
     return any(
         not _OF_OPTIMIZER.search(name) and not (tensor.dtype == "uint8" and len(tensor.shape) == 1)
-        for name, tensor in found.tensors.items()
+        for name, tensor in named
     )
 
 

@@ -88,6 +88,8 @@ def instead(files: Files, path: str, size: int) -> Unreadable | None:
     bytes show no kind. Raises OSError."""
     if files.read(path, 0, len(_POINTER)) == _POINTER:
         return torn("only a pointer of Git LFS is here, not the file itself")
+    if form := of_start(files, path):
+        return unknown(f"its bytes are those of a {form.name} file, and its name that of another format")
     found = words(files, path, size)
     return unknown(found) if found else None
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from ..files import Files
@@ -21,7 +23,7 @@ DTYPES = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64",
     "C128": "complex128", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-_NOT_READ = ("F4", "F6_E2M3", "F6_E3M2")  # types of less than a byte
+_BITS = re.compile(r"[A-Z]{1,6}(\d{1,3})(_[A-Z0-9]+)?")  # of a type, by its name; also of a future one
 HEADER = 100_000_000  # bytes: the limit of the library
 _LOOK = 1024  # bytes, in which a header, if it is one, describes a tensor
 
@@ -63,7 +65,7 @@ class Safetensors(Format):
         Contents(into.values, into.tensors, into.opaque).add(prefix, metadata, lambda name, ref: None)
         spans = []
         for name, item in entries.items():
-            if isinstance(item, dict) and item.get("dtype") in _NOT_READ:
+            if isinstance(item, dict) and _is_of_new_type(item):
                 text = f"{path.rpartition('/')[2]}: {name} is of the type {item['dtype']}, which is not read"
                 into.problems.append(Problem(Trouble.LIMIT, text, path, prefix + name))
                 begin, stop = _offsets(item, name)
@@ -82,6 +84,16 @@ class Safetensors(Format):
         if end < size:
             text = f"{path.rpartition('/')[2]}: {size} bytes instead of the {end} in its header"
             into.problems.append(Problem(Trouble.UNREADABLE, text, path, offset=end))
+
+
+def _is_of_new_type(item: Mapping[str, Any]) -> bool:
+    """Whether a tensor has a type that is not read, such as one of less than a byte, and as many bytes as its name
+    says."""
+    bits = _BITS.fullmatch(str(item.get("dtype")))
+    shape, offsets = ints(item.get("shape")), ints(item.get("data_offsets"))
+    if bits is None or item["dtype"] in DTYPES or len(offsets) != 2:
+        return False
+    return 8 * (offsets[1] - offsets[0]) == math.prod(shape) * int(bits[1])
 
 
 def _offsets(item: dict[str, Any], name: str) -> tuple[int, int]:

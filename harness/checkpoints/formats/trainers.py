@@ -340,8 +340,9 @@ def _check_index(files: Files, folder: str, name: str, have: set[str], into: Che
         into.problems.append(Problem(Trouble.UNREADABLE, f"{prefix}{name}: it has no weight_map", f"{folder}/{name}"))
         return
     note_missing(into, prefix, sorted(set(weights.values())), have)
+    entries = {name[: end.start()] for name in into.tensors for end in re.finditer(r"\.|$", name)}  # and all above
     for tensor, file in weights.items():
-        if file in have and f"{prefix}{file}:{tensor}" not in into.tensors:
+        if file in have and f"{prefix}{file}:{tensor}" not in entries:
             text = f"{prefix}{file}: it lacks {tensor}, which {name} says is in it"
             into.problems.append(Problem(Trouble.TORN, text, f"{folder}/{file}", tensor))
             return

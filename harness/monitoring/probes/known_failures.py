@@ -133,7 +133,8 @@ CAUSES = (
     ),
     _cause(
         "cuda-error", "CUDA",
-        r"\b(?:CUDA|HIP)(?: driver)? error: |Triton Error \[(?:CUDA|HIP)\]: |cuDNN error: CUDNN_STATUS|\bCUBLAS_STATUS_(?!SUCCESS)\w+"
+        r"\b(?:CUDA|HIP)(?: driver)? error: |Triton Error \[(?:CUDA|HIP)\]: |cuDNN error: CUDNN_STATUS"
+        r"|\bCUBLAS_STATUS_(?!SUCCESS)\w+"
         r"|\.cuh?:\d+: .*Assertion .* failed|Unexpected error from cudaGetDeviceCount|No CUDA GPUs are available"
         r"|Found no NVIDIA driver|(?:Memory access fault|HW Exception) by GPU|\bHSA_STATUS_ERROR_\w+"
         r"|cudaError(?!Success|_t|String)[A-Z]\w+",

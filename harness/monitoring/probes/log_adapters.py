@@ -25,7 +25,8 @@ _LOSS = (
     + r"(?<![\w/.-])(?:(?:train(?:ing)?|lm|total|avg|mean|smooth|ce|nll|cross[ _-]entropy)[ _/-])*[Ll]oss(?:es)?\b"
     r"(?:/train\b)?\s*[:=]?\s*(?:\[|\(|\"|tensor\()?(?P<loss>NUMBER)(?![\d/%])"
 )
-_ONE_LOSS = r"(?<![\w/.-])(?<![A-Za-z)] )[Ll]oss[:=]\s*(?P<loss>NUMBER)(?![\d/%])"  # of several, the sum: `ce_loss=1 loss=2`
+# After `ce_loss=1 aux_loss=1`, the sum: `loss=2`.
+_ONE_LOSS = r"(?<![\w/.-])(?<![A-Za-z)] )[Ll]oss[:=]\s*(?P<loss>NUMBER)(?![\d/%])"
 _RATE = r"(?<![\w/])(?:(?:train|optim)/)?(?i:lr|learning[ _-]rate)\b\s*[:=]?\s*\[?(?P<lr>NUMBER)"
 _STEP = (
     r"(?<![\w/.-])(?:global[ _]|(?:train(?:ing)?|trainer)[ _/](?:global_)?|optim(?:izer)?[ _])?"
@@ -36,9 +37,10 @@ _KEYS = r"""["']_?(?:(?:global|train|trainer)[_/])*(?:steps?|iter(?:ation)?|num_
 # Lines about an evaluation or an earlier step have a word before a count or a loss (`eval step 3`, `val loss`, `[valid]
 # Epoch 1`), a field that says so, or both losses, as nanoGPT prints after an evaluation.
 _EVALUATION = re.compile(
-    r"(?i)(?<![a-z])(?:(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|infer\w*|benchmark|dev|held[ -]?out|hold-?out|best|lowest|previous"
-    r"|(?:re)?load(?:ed|ing)|resum(?:ed|ing)|restor(?:ed|ing)|sav(?:ed|ing))"
-    r"(?:[\s\](){}:|,_/\"'*=#~<>-]|set|data|metrics?|results?|checkpoint|model|state|at|after|from|in|of|on|for|to|\S*/\S*)*)"
+    r"(?i)(?<![a-z])(?:(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|infer\w*|benchmark|dev|held[ -]?out|hold-?out"
+    r"|best|lowest|previous|(?:re)?load(?:ed|ing)|resum(?:ed|ing)|restor(?:ed|ing)|sav(?:ed|ing))"
+    r"(?:[\s\](){}:|,_/\"'*=#~<>-]|set|data|metrics?|results?|checkpoint|model|state"
+    r"|at|after|from|in|of|on|for|to|\S*/\S*)*)"
     r"(?:global[ _])?(?:step|iter|epoch|loss|batch|update)"
 )
 _EVALUATES = re.compile(

@@ -424,8 +424,27 @@ _BY_ITSELF = (
 )
 _ELSEWHERE = {
     **dict.fromkeys(
-        ("qsub", "bsub", "ray", "sky", "flux", "oarsub", "condor_submit", "jsrun", "aprun", "torchx", "modal", "runai",
-         "pyflyte", "flyte", "dstack", "gcloud", "pdsh", "clush"), f"{_BY_ITSELF} of torchrun",
+        (
+            "qsub",
+            "bsub",
+            "ray",
+            "sky",
+            "flux",
+            "oarsub",
+            "condor_submit",
+            "jsrun",
+            "aprun",
+            "torchx",
+            "modal",
+            "runai",
+            "pyflyte",
+            "flyte",
+            "dstack",
+            "gcloud",
+            "pdsh",
+            "clush",
+        ),
+        f"{_BY_ITSELF} of torchrun",
     ),
     **dict.fromkeys(
         ("screen", "tmux", "systemd-run"),

@@ -65,6 +65,7 @@ from kinds.writers import (
     tfrecord,
     training,
     written,
+    zeroed_record,
 )
 
 FILES = [
@@ -81,6 +82,8 @@ FILES = [
     ),
     Row("as PyTorch's ImageNet example names it", "model_best.pth.tar", saved(training), WHOLE, TORCH),
     Row("an optimizer alone is no checkpoint", "optimizer.pt", OPTIMIZER, UNTOLD, TORCH),
+    Row("nor an optimizer of another library", "opt_state.pt", saved(lambda: {"mu": model(), "nu": model()}), UNTOLD),
+    Row("a model in a file of that name", "optimizer.pt", saved(lambda: {"model": model()}), WHOLE),
     Row("nor is a schedule", "scheduler.pt", SCHEDULER, UNTOLD, TORCH),
     Row("nor the generators of one rank", "rng_state_0.pth", RNG, UNTOLD, TORCH),
     Row("an empty state dict is no damage", "empty.pt", saved({}), UNTOLD, TORCH),
@@ -237,6 +240,15 @@ FILES = [
         {"emptied": (emptied, BAD)},
     ),
     Row("no tensors in it", "none.safetensors", safetensors({}), UNTOLD, {"emptied": (emptied, BAD)}),
+    Row("a type that is newer than this code", "i4.safetensors", safetensors({"w": ("I4", [64], 32)}), UNTOLD),
+    Row(
+        "a type that does not fit its bytes",
+        "model.safetensors",
+        safetensors({"w": ("I4", [64], 64), "s": ("F32", [8], 32)}),
+        DAMAGED,
+    ),
+    Row("safetensors by another format's name", "pytorch_model.bin", tensors(), UNKNOWN),
+    Row("torch.save by another format's name", "model.safetensors", saved(model), UNKNOWN),
     # files of other kinds, also under the extensions of torch.save
     Row("TorchScript", "model.pt", script, UNKNOWN, BLIND),
     Row("a program of torch.export", "model.pt2", exported, UNKNOWN, BLIND),
@@ -341,6 +353,7 @@ FILES = [
         TORCH,
     ),
     Row("bytes after its end", "longer.pt", longer, DAMAGED),
+    Row("zeros where a record begins", "zeroed.pt", zeroed_record, DAMAGED),
     Row("bytes before its start", "shifted.pt", shifted, DAMAGED),
     Row("newlines changed on the way, as FTP does", "newlines.pt", newlines, INCOMPLETE),
     Row("packed again by another zip", "packed.pt", packed, UNTOLD, {"cut": (cut, BAD)}),

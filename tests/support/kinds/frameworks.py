@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from kinds.writers import (
     ACCELERATE,
     AXES,
@@ -320,5 +322,21 @@ FRAMEWORKS = [
         "checkpoint_000001",
         tree({"algorithm_state.pkl": plain({"a": 1}), "rllib_checkpoint.json": text('{"type": "Algorithm"}')}),
         UNKNOWN,
+    ),
+    Row(
+        "Colossal-AI: an index of the optimizer's parts, each with several tensors",
+        "epoch0-step10",
+        tree(
+            {
+                "modeling/model.safetensors": tensors(),
+                "optimizer/pytorch_optim-00001.bin": saved(lambda: {0: {"exp_avg": torch.ones(9)}}),
+                "optimizer/pytorch_optim.bin.index.json": text('{"weight_map": {"0": "pytorch_optim-00001.bin"}}'),
+            }
+        ),
+        UNTOLD,
+        {
+            "a part is missing": (without("optimizer/pytorch_optim-00001.bin"), BAD),
+            "a part lacks its tensors": (at("optimizer/pytorch_optim-00001.bin", saved({1: 2})), BAD),
+        },
     ),
 ]

@@ -7,6 +7,7 @@ import numpy as np
 from kinds.writers import (
     BAD,
     CONFIG,
+    DAMAGED,
     HF_BIN,
     INCOMPLETE,
     INDEXED,
@@ -20,6 +21,7 @@ from kinds.writers import (
     at,
     cut,
     emptied,
+    link,
     model,
     plain,
     raw,
@@ -186,6 +188,13 @@ PLACES = [
         "out",
         tree({"model_epoch20.pt": saved(training), "latest.txt": text("20")}),
         WHOLE,
+    ),
+    Row(
+        "a link to the newest",
+        "out",
+        tree({"step-10.pt": saved(training), "latest-rank0.pt": link("step-10.pt")}),
+        WHOLE,
+        {"what it names is gone": (at("latest-rank0.pt", link("step-20.pt")), (DAMAGED,))},
     ),
     Row(
         "a latest that leaves the extension out",

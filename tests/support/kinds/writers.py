@@ -121,6 +121,25 @@ def shifted(path: Path) -> None:
     path.write_bytes(b"junk" * 9 + path.read_bytes())
 
 
+def zeroed_record(path: Path) -> None:
+    """A block of zeros in the middle, over the header of a record."""
+    torch.save(model(), path)
+    with zipfile.ZipFile(path) as file:
+        at = file.infolist()[-1].header_offset
+    contents = path.read_bytes()
+    path.write_bytes(contents[:at] + bytes(64) + contents[at + 64 :])
+
+
+def link(target: str) -> Write:
+    """A link, also in the place of another."""
+
+    def write(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+    return write
+
+
 def newlines(path: Path) -> None:
     torch.save(training(), path)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))

@@ -195,6 +195,11 @@ run = torchaos_run  # the short name, which a project may use for a fixture of i
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome: Any = yield
     raised = call.excinfo and call.excinfo.value
+    if hasattr(raised, "is_failure") and isinstance(item, pytest.Function):
+        from torchaos.harness.pytest_plugin.outcome import shown
+
+        path, line, _name = item.location
+        outcome.get_result().longrepr = shown(str(raised), item.config.rootpath / path, (line or 0) + 1)
     if getattr(raised, "is_inconclusive", False):
         outcome.get_result().torchaos = "inconclusive"
     if getattr(raised, "is_failure", False):  # also if the `run` fixture raised it: pytest calls that an error

@@ -109,6 +109,11 @@ class Run:
         return found
 
     @property
+    def decisive(self) -> Mapping[str, Any] | None:
+        """The case that decided the verdict, if it was a single one."""
+        return next((case for case in self.cases if case["name"] == self.result.get("decided_by")), None)
+
+    @property
     def recoveries(self) -> Sequence[Recovered]:
         """The recoveries, one for each fault that landed, in order of time."""
         found = self.result.get("recoveries", ())
@@ -173,11 +178,11 @@ _AROUND = 3  # lines of the scenario
 _BETWEEN = "\n\n"  # between two paragraphs
 
 
-def shown(outcome: str, text: str, path: Path, line: int) -> ExceptionChainRepr:
+def shown(text: str, path: Path, line: int) -> ExceptionChainRepr:
     """The text of a failure, in the form that pytest wants and that pytest-xdist sends to its controller. pytest's
-    summary and JUnit's `message` show only the first paragraph. On a CI machine pytest does not shorten its summary,
-    and would show the whole text a second time."""
-    at = ReprFileLocation(str(path), line, f"{outcome}: {text.partition(_BETWEEN)[0]}")
+    summary and JUnit's `message` show only the first line, which is the cause if it is known. On a CI machine pytest
+    does not shorten its summary, and would show the whole text a second time."""
+    at = ReprFileLocation(str(path), line, text.partition("\n")[0])
     return ExceptionChainRepr([(ReprTraceback([ReprEntryNative([text])], None, "native"), at, None)])
 
 

@@ -143,7 +143,7 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
     request.node.user_properties += [("torchaos.verdict", found.verdict), *_properties(found)]
     if marker.kwargs.get("judge", True) and found.verdict != "passed":
         kind = {"failed": Failed, "inconclusive": Inconclusive}.get(found.verdict, Broken)
-        raise kind(failure_text(found, found.reason))
+        raise kind(failure_text(found, found.reason, found.decisive))
     if not found.result:
         raise Broken(failure_text(found, found.reason))
     return found
@@ -349,7 +349,7 @@ class CaseItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *more: Any, **options: Any) -> Any:
         if isinstance(excinfo.value, Failed):
-            return shown(excinfo.typename, str(excinfo.value), self.path, self._line)
+            return shown(str(excinfo.value), self.path, self._line)
         return super().repr_failure(excinfo, *more, **options)
 
     def reportinfo(self) -> tuple[Path, int, str]:

@@ -69,6 +69,18 @@ def test_the_fixture_gives_the_run(project: Project) -> None:
     assert "test_recovers[seed=2-phase=forward]" in project.pytest("-q", "--collect-only").text
 
 
+@pytest.mark.parametrize("on_ci", ["", "true"])
+def test_the_short_summary_shows_the_cause(project: Project, on_ci: str) -> None:
+    """In one line for each test, also on a CI machine, where pytest does not cut it; the report shows all the rest."""
+    project.scenario("bad-data")
+    project.env |= {"CI": on_ci, "BUILD_NUMBER": ""}
+    project.file("test_job.py", "import pytest\n@pytest.mark.torchaos('bad-data.yaml')\ndef test_a(run): pass\n")
+    done = project.pytest("test_job.py")
+    summary = done.text[done.text.index("short test summary") :].splitlines()
+    assert summary[1:-1] == ["FAILED test_job.py::test_a - the sampler restarted"], done
+    assert "the loss of rank 0 in step 16 is 2.5" in done.text
+
+
 def test_a_fixture_of_the_project_may_be_called_run(project: Project) -> None:
     """`torchaos_run` is the same fixture by a name of ours, with the same variations."""
     project.scenario("good")
@@ -264,7 +276,7 @@ def test_workers_tell_the_same(project: Project) -> None:
         lines = {re.sub("^(ERROR (?:unusable|broken).yaml.*?) - .*", r"\1", line) for line in short}
         told.append((done.counts(), sorted(lines), counted, sorted(cases)))
         assert not [line for line in [*short, *messages] if "[gw" in str(line)]
-        assert any("FAILED bad.yaml::bad::recovery_time - Failed: caught up 71.50 s" in line for line in short), done
+        assert any("FAILED bad.yaml::bad::recovery_time - caught up 71.50 s" in line for line in short), done
         assert any(re.match("INCONCLUSIVE test_job.py::test_unfelt - .*nothing shows", line) for line in short)
     assert [(one, two) for one, two in zip(*told, strict=True) if one != two] == []
 

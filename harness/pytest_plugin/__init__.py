@@ -174,7 +174,7 @@ def _check_runs(item: pytest.Item, asks: bool) -> None:
     from torchaos.harness.pytest_plugin.outcome import Broken
 
     raise Broken(
-        f"{item.nodeid}: its marker torchaos runs nothing, because the test does not use the fixture torchaos_run; "
+        "its marker torchaos runs nothing, because the test does not use the fixture torchaos_run; "
         'give it an argument `torchaos_run` (or `run`), or @pytest.mark.usefixtures("torchaos_run"), or take the '
         "marker away"
     )

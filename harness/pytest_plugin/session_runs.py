@@ -127,14 +127,11 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
     own = [one for one in request.node.own_markers if one.name == "torchaos"]
     words = [*marker.args, *(marker.kwargs[name] for name in ("scenario",) if name in marker.kwargs)] if marker else []
     if marker is None or len(words) != 1 or not isinstance(words[0], (str, Path)) or len(own) > 1:
-        raise Broken(f'{request.node.nodeid}: `run` needs one @pytest.mark.torchaos("FILE.yaml") on the test')
+        raise Broken('its run needs one @pytest.mark.torchaos("FILE.yaml") on the test')
     given = getattr(request, "param", None)
-    try:
-        variations = [given] if given else of_marker(marker.kwargs)
-    except Broken as error:
-        raise Broken(f"{request.node.nodeid}: {error}") from None
+    variations = [given] if given else of_marker(marker.kwargs)
     if len(variations) > 1:
-        raise Broken(f"{request.node.nodeid}: its marker asks for {len(variations)} runs, and a test that gets its run "
+        raise Broken(f"its marker asks for {len(variations)} runs, and a test that gets its run "
                      "by getfixturevalue, or its marker by pytest.param, can have only one; give the test an argument "
                      "`run`, and the marker to the whole test")  # fmt: skip
     (variation,) = variations
@@ -158,13 +155,13 @@ def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
         try:
             found = ready.found(name)
         except UsageError as error:
-            raise Broken(f"{request.node.nodeid}: {error}") from None
+            raise Broken(str(error)) from None
     if found is None or not found.is_file():
         where = " and no ".join(dict.fromkeys(map(str, places)))
         beside = {one.stem: one.name for place in places for one in place.parent.glob("*.y*ml")}
         near = suggest(Path(name).stem, beside)
         hint = f"did you mean {beside[near]}?" if near else "correct the path of the scenario in the marker"
-        raise Broken(f"{request.node.nodeid}: there is no {where}; {hint}")
+        raise Broken(f"there is no {where}; {hint}")
     return found.resolve()
 
 

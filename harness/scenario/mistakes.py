@@ -87,6 +87,8 @@ def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
         return f'{name} is empty here; write it in quotes, "" for an empty text'
     if kind in _EXPECTED:
         return f"{name} is {_EXPECTED[kind]}, not {_shown(found['input'])}"
+    if kind == "too_short" and not found["input"]:
+        return f"{name} is empty; write at least one"
     return f"{name}: {found['msg'][:1].lower()}{found['msg'][1:]}, not {_shown(found['input'])}"
 
 

@@ -293,6 +293,10 @@ _ADVICE = (
     (r"mapping values are not allowed", "a colon is out of place here; quote the text, or check the indentation"),
     (r"could not find expected ':'", "a `key: value` is expected here; add the colon, or check the indentation"),
     (r"character (.+) that cannot start any token", "a value can't begin with {0}; quote it"),
+    (
+        r"flow (?:sequence|mapping|node).*expected the node content|expected the node content.*flow (?:sequence|node)",
+        "a '[' or a '{{' before this is not closed; close it, or write one item in each line",
+    ),
     (r"expected ',' or '([\]}])'", "a ',' or a '{0}' is missing before this"),
     (r"found unexpected end of stream", "the file ends inside quotes or brackets, which are never closed"),
     (r"found undefined alias '(.+)'", "*{0} is an alias that no &{0} defines; quote the text if it is none"),

@@ -13,7 +13,8 @@ from kinds.files import FILES
 from kinds.frameworks import FRAMEWORKS
 from kinds.places import PLACES
 from kinds.writers import Row
-from torch.distributed.checkpoint import save
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchaos.harness.checkpoints.verify.all_checks import Answer
 from torchaos.harness.cli import cli
@@ -67,6 +68,13 @@ def test_a_part_is_not_asked_for_what_other_files_hold(tmp_path: Path) -> None:
         True,
         False,
     )
+
+
+def test_an_optimizer_of_safetensors_is_not_asked_for_an_optimizer(tmp_path: Path) -> None:
+    """It is a part, whatever its format usually holds."""
+    save_file({"exp_avg.0": torch.ones(3)}, tmp_path / "optimizer.safetensors")
+    code, output = verified(tmp_path / "optimizer.safetensors")
+    assert (code, "not found in it" in output) == (2, False), output
 
 
 def test_a_missing_shard_is_one_problem(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_marker_that_can_t_be_read_is_told(project: Project) -> None:
     done = project.pytest("-q")
     assert done.counts() == {"error": 3, "failed": 1}, done
     assert f"there is no {project.folder / 'none.yaml'}; correct the path" in done.text
-    assert "test_job.py::test_c: `run` needs one @pytest.mark.torchaos" in done.text
+    assert "test_job.py::test_c - its run needs one @pytest.mark.torchaos" in done.text
     assert "its marker asks for 2 runs" in done.text
     for given, says in (("sed=1", "has no sed"), ("seeds=['one']", "is not a seed"), ("each={'rank': []}", "no value")):
         code = f"import pytest\n@pytest.mark.torchaos('good.yaml', {given})\ndef test_a(run): pass\n"
@@ -311,15 +311,17 @@ WRONG = {
 
 
 def test_a_wrong_marker_is_an_error_of_its_test(project: Project) -> None:
-    """One sentence that names the test and what was meant; the other tests of the file run."""
+    """One sentence that says what was meant, which the short summary shows beside the test's name; the other tests of
+    the file run."""
     project.scenario("good")
+    project.env["COLUMNS"] = "240"
     tests = [f"@pytest.mark.torchaos({given})\ndef test_{n}(run): pass\n" for n, given in enumerate(WRONG)]
     fine = "@pytest.mark.torchaos('good.yaml', seeds=(1, 2))\ndef test_fine(run): pass\n"
     project.file("test_job.py", "import pytest\n" + "".join([*tests, fine]))
     done = project.pytest("-q")
     assert done.counts() == {"error": len(WRONG), "passed": 2}, done
     for number, says in enumerate(WRONG.values()):
-        assert re.search(rf"test_job.py::test_{number}: .*{re.escape(says)}", done.text), (says, done.text)
+        assert re.search(rf"test_job.py::test_{number} - .*{re.escape(says)}", done.text), (says, done.text)
     refused = project.pytest("-q", "--torchaos-seeds=1,-2", "good.yaml")
     assert (refused.code, "-2' is not a seed" in refused.text) == (4, True)
 

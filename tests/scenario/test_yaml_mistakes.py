@@ -24,6 +24,8 @@ _HEAD = "scenario: kill-rank\njob:\n  command: torchrun train.py\n"
         ("    timeout: 5m\n", "4:12", "a colon is out of place"),
         ("when: {step: 3\nassert: []\n", "5:7", "a ',' or a '}' is missing"),
         ("assert: [a b: c}\n", "4:16", "is missing"),
+        ("assert: [\n  - completed\n", "5:3", "a '[' or a '{' before this is not closed"),
+        ("faults:\n  - {inject: a,\n  - inject: b\n", "6:3", "a '[' or a '{' before this is not closed"),
         ("assert: [completed]]\n", "4:20", "the value is over before this"),
         ("cwd: {run}/a b\n", "4:11", "quote the whole value"),
         ('description: "abc\nassert: [completed]\n', "6:1", "inside quotes or brackets"),

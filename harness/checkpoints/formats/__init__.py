@@ -247,4 +247,6 @@ def _nothing(name: str, found: Checkpoint) -> list[Problem]:
     if not any(file.size for file in found.files):
         return [Problem(Trouble.TORN, f"{name}: empty", found.path)]
     is_file = [file.path for file in found.files] == [found.path]
-    return [] if is_file else [Problem(Trouble.UNKNOWN, f"{name}: it holds nothing that is read", found.path)]
+    seen = ", ".join(posixpath.basename(file.path) for file in found.files[:3])
+    text = f"{name}: it holds nothing that is read: {seen}{', …' if len(found.files) > 3 else ''}"
+    return [] if is_file else [Problem(Trouble.UNKNOWN, text, found.path)]

@@ -100,7 +100,7 @@ _OF_RANK = re.compile(r"(^|[/_-])rank[-_]?\d+$", re.I)
 
 def missing(form: Format, found: Checkpoint) -> list[str]:
     """The missing parts in words; empty if nothing is missing."""
-    if form.model_only:
+    if form.model_only and holds_a_model(found):
         return ["the optimizer's state: this format holds tensors of a model only"]
     if form.needed_files:
         return _lacking(form.needed_files, [file.path[len(found.path) + 1 :] for file in found.files])
@@ -113,15 +113,20 @@ def missing(form: Format, found: Checkpoint) -> list[str]:
 
 
 def holds_a_model(found: Checkpoint) -> bool:
-    """Whether there is a tensor that belongs to no optimizer, by its name, and holds no state of a generator, by its
-    type. Without such a tensor, a file or folder is only a part of a checkpoint. A file may be named after the state
-    of the optimizer that it holds."""
+    """Whether there is a tensor with a name that belongs to no optimizer, by the name, and holds no state of a
+    generator, by its type. Without such a tensor, a file or folder is only a part of a checkpoint. A file may be named
+    after the state of the optimizer that it holds."""
     own = posixpath.basename(found.path) if [file.path for file in found.files] == [found.path] else ""
     named = ((name if _OF_MODEL.match(name) else f"{own}:{name}", one) for name, one in found.tensors.items())
     return any(
-        not _OF_OPTIMIZER.search(name) and not (tensor.dtype == "uint8" and len(tensor.shape) == 1)
+        has_name(name) and not _OF_OPTIMIZER.search(name) and not (tensor.dtype == "uint8" and len(tensor.shape) == 1)
         for name, tensor in named
     )
+
+
+def has_name(entry: str) -> bool:
+    """Whether an entry has a name, and not only a place in a list, as the tensors of a data set have."""
+    return re.search(r"[^\W\d_]", entry.rpartition(":")[2]) is not None
 
 
 def stands_alone(found: Checkpoint) -> bool:

@@ -368,6 +368,8 @@ def _left_open(layout: Checkpoint, manifest: bool) -> list[str]:
         return [f"its files of the type {', '.join(layout.unread)} are not read"]
     if not layout.tensors:
         return [] if layout.problems else ["it holds no tensors"]
+    if not any(map(format.has_name, layout.tensors)):
+        return ["its tensors have no names, so nothing shows that they are a model"]
     if not format.holds_a_model(layout):
         return ["it holds only states of an optimizer or of generators"]
     if layout.left_open and not manifest:

@@ -335,7 +335,8 @@ FILES = [
     Row(
         "random bytes under another name", "model.safetensors", raw(np.random.default_rng(1).bytes(999)), UNKNOWN, BLIND
     ),
-    Row("a bare tensor", "tensor.pt", saved(lambda: torch.ones(900)), WHOLE, TORCH),
+    Row("a bare tensor, which may be anything", "tensor.pt", saved(lambda: torch.ones(900)), UNTOLD, TORCH),
+    Row("a data set", "train_data.pt", saved(lambda: [torch.ones(90, 9), torch.ones(90).long()]), UNTOLD, TORCH),
     Row(
         "objects of the standard library in it",
         "objects.pt",

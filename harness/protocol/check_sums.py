@@ -75,6 +75,11 @@ def plain(text: str) -> int:
     return int(text[_DIGITS:], 16)
 
 
+def is_of_nothing(text: str | None) -> bool:
+    """Whether the check sum covers no tensor at all, or only zeros."""
+    return text is None or not text.strip("0")
+
+
 def is_whole(text: str) -> bool:
     """Whether the check sum covers whole tensors, so that two replicas must have equal check sums."""
     return "-" not in text

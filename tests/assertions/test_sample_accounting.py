@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import First, Outcome, What
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.step_evidence import SAMPLES
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps.execution import of_payload, sums_of
 
 KILL = [(18, 1)]
@@ -592,3 +594,26 @@ def test_samples_after_equal_parameters_are_not_computed_from_others(trainer: An
     assert may_follow.first == First(What.COMPUTED, 17)
     assert "the job may compute them, and then they may follow from what differed before" in may_follow.reason
     assert SampleAccounting().judge(seen(run), [seen(twin)]).first == First(What.SAMPLES, 17)
+
+
+def test_steps_without_samples_in_both_runs_are_left_out(trainer: Any) -> None:
+    """An evaluation trains a probe of its own for some steps: no sample of them can be seen, with a fault or without.
+    The other steps are judged; where the twin's sample was seen, or most steps have none, nothing passes."""
+
+    def blinded(run: Record, steps: Collection[int]) -> Record:
+        base = {attempt.number: attempt.base or 0 for attempt in run.history.attempts}
+        return replace(run, events=tuple(
+            replace(e, data={**e.data, "samples": [None] * len(e.data["samples"])})
+            if e.kind is Kind.STEP and base[e.attempt or 0] + (e.step or 0) in steps else e
+            for e in run.events
+        ))  # fmt: skip
+
+    run, twin = trainer(kills=((13, 1),)).record(), trainer().record()
+    probe = (7, 8, 9, 17, 18, 19)
+    found = SampleAccounting().judge(blinded(run, probe), [blinded(twin, probe)])
+    assert (found.outcome, "in 6 steps (7 to 19), no sample is seen in the twin either" in found.reason) == (
+        Outcome.PASSED,
+        True,
+    ), found.reason
+    for ours, theirs in ((probe, probe[:-1]), (range(1, 40), range(1, 40))):
+        assert SampleAccounting().judge(blinded(run, ours), [blinded(twin, theirs)]).outcome is Outcome.INCONCLUSIVE

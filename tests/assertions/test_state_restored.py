@@ -128,6 +128,21 @@ def _with_experts(run: Record, **of: int) -> Record:
     return replace(run, events=tuple(one for event in run.events if (one := changed(event))))
 
 
+def test_moments_that_nobody_saw_are_not_said_to_be_restored(trainer: Any) -> None:
+    """An optimizer of a plain class may keep them where nothing finds them; the check sums are those of no tensor."""
+
+    def without(event: Event) -> Event:
+        data = {name: "0" * 32 if name in ("moments", "restored_moments") else of for name, of in event.data.items()}
+        return replace(event, data=data | {"moments": {}} if event.kind is Kind.BEGUN else data)
+
+    run = trainer(kills=((13, 1),), state_seen=True).record()
+    run = replace(run, events=tuple(without(e) if e.kind in (Kind.STEP, Kind.BEGUN) else e for e in run.events))
+    found = StateRestored().judge(run, ())
+    assert found.outcome is Outcome.PASSED
+    assert found.reason.startswith("parameters are bit for bit as before, over the resume from step 10")
+    assert found.reason.endswith("no moments of an optimizer were seen")
+
+
 @pytest.mark.parametrize(
     ("of", "outcome", "words"),
     [

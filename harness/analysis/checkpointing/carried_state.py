@@ -23,7 +23,7 @@ from torchaos.harness.analysis.checkpointing.restored_state import MOMENTS, Begu
 from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSums
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
-from torchaos.harness.protocol.check_sums import is_whole, over_all, plain
+from torchaos.harness.protocol.check_sums import is_of_nothing, is_whole, over_all, plain
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.checkpoint_names import main_first, number_in_name
 from torchaos.harness.record.history import Attempt, Execution, History, Save, Segment
@@ -41,6 +41,7 @@ from torchaos.harness.record.history.step_evidence import (
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 
+_OF_OPTIMIZER = "moments of the optimizer"
 _RESTORED = {"parameters": "restored", "moments": "restored_moments"}
 
 
@@ -57,6 +58,7 @@ class Carried:
     others: tuple[Other, ...] = ()  # the parts of the state that are not as they were
     after: Mapping[str, int] = field(default_factory=dict)  # by name of a lost state: the step that it is of instead
     moved: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # see `_of_other_ranks`
+    no_moments: bool = False  # no moments were seen, before the resume and after it
     generators: str = ""  # what was seen of the generators that the forward draws from and that are not as they were
 
     @property
@@ -74,7 +76,7 @@ class Carried:
     @property
     def kept(self) -> list[str]:
         """What was restored."""
-        return [name for name, equal in self._restored if equal]
+        return [name for name, equal in self._restored if equal and not (self.no_moments and name == _OF_OPTIMIZER)]
 
     @property
     def _restored(self) -> list[tuple[str, bool | None]]:
@@ -82,7 +84,7 @@ class Carried:
         frozen = "parameters of an optimizer of a plain class" if plain else "frozen parameters"
         return [
             ("parameters", self.parameters), (frozen, self.frozen), ("buffers", self.buffers),
-            ("moments of the optimizer", self.moments),
+            (_OF_OPTIMIZER, self.moments),
         ]  # fmt: skip
 
     def instead(self, *names: str) -> str:
@@ -199,7 +201,9 @@ def _resumes_carried(run: Record) -> Iterator[Carried]:
         lost = [name for name, equal in (("parameters", parameters), ("moments", moments)) if equal is False]
         instead = {name: step for name in lost if (step := of[name]) is not None}
         rngs = begun.generators_in_words(begun.lost_generators, attempt.world_size)
-        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, moved, rngs)
+        sums = [*(one.moments for one in saved), *(one.restored_moments for one in first)]
+        nothing = not begun.seen.get(MOMENTS) and all(map(is_of_nothing, sums))
+        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, moved, nothing, rngs)
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:

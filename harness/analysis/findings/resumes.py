@@ -401,7 +401,8 @@ def restored_state(run: Record) -> Finding:
         )
     restored = said("restored", found=_list(found[-1].kept))
     more = f" and {len(found) - 1} more before it" if len(found) > 1 else ""
-    well = passed(f"{restored}, over {found[-1].in_words}{more}", resumes=len(found))
+    unseen = "; no moments of an optimizer were seen" if found[-1].no_moments else ""
+    well = passed(f"{restored}, over {found[-1].in_words}{more}{unseen}", resumes=len(found))
     odd = next((one for one in found if one.generators), None)
     if odd is None:
         return well

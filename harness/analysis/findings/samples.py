@@ -128,6 +128,16 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
     return None if finding.outcome is Outcome.PASSED else finding
 
 
+def _without_samples(ours: StepTable, theirs: StepTable) -> list[int]:
+    """The steps whose samples are seen on no rank, in the run and in the twin: another model is trained in them, such as
+    the probe of an evaluation. Empty if they are most steps: then the job's own samples are not seen."""
+    silent = [
+        step for step in set(not_surely_same(ours, theirs)) & ours.keys() & theirs.keys()
+        if not any(one.samples_seen or one.sums for table in (ours, theirs) for one in table[step].values())
+    ]  # fmt: skip
+    return sorted(silent) if 2 * len(silent) < len(ours) else []
+
+
 def _against(
     history: History, ours: StepTable, theirs: StepTable, early: StepTable, blind: Collection[int], made: str = ""
 ) -> Finding:  # fmt: skip
@@ -144,6 +154,8 @@ def _against(
             f"step {invalid}. Give the job a fixed seed.",
             step=invalid,
         )
+    silent = _without_samples(ours, theirs) if not blind else []
+    ours, theirs = (table.without(silent) if silent else table for table in (ours, theirs))
     unseen, by_sum = None, are_summed(ours, theirs)
     contents = partial(in_order, by_sum=by_sum)
     times = cache(lambda: Counter(map(contents, theirs.values())))
@@ -179,6 +191,7 @@ def _against(
         f"all {total} samples of {len(ours)} steps were {exactly}: none of them skipped or repeated"
         f"{f'; but {made}' if made else ''}"
         f"{left_out if stages else ''}"
+        f"{f'; in {_steps(silent)}, no sample is seen in the twin either' if silent else ''}"
         f"{f'. {ONE_SUM.capitalize()}; these sums are equal' if by_sum else ''}",
         samples=total, skipped=0, repeated=0,
     )  # fmt: skip

@@ -129,8 +129,8 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
 
 
 def _without_samples(ours: StepTable, theirs: StepTable) -> list[int]:
-    """The steps whose samples are seen on no rank, in the run and in the twin: another model is trained in them, such as
-    the probe of an evaluation. Empty if they are most steps: then the job's own samples are not seen."""
+    """The steps whose samples are seen on no rank, in the run and in the twin: another model is trained in them, such
+    as the probe of an evaluation. Empty if they are most steps: then the job's own samples are not seen."""
     silent = [
         step for step in set(not_surely_same(ours, theirs)) & ours.keys() & theirs.keys()
         if not any(one.samples_seen or one.sums for table in (ours, theirs) for one in table[step].values())

@@ -192,6 +192,9 @@ def not_restarted(run: Record, then: str) -> Finding:
     if not run.ended_on_purpose and code != 0:
         how = "nobody saw how it ended" if code is None else f"ended with exit code {code}"
         return inconclusive(f"the job was not restarted, and {how}: there is no resume to judge")
+    back = next((part for part in reversed(run.history.segments) if part.after and part.in_memory), None)
+    if back and back.base is not None:
+        then = f"and went back to step {back.base} in memory: with which state, the comparison with the twin judges"
     return passed(f"the job was not restarted, {then}", resumes=0)
 
 

@@ -56,9 +56,11 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
         (part for part in history.put_back(hit.attempt or 0, hit.mono_s, next_s) if part.base is not None), None
     )
     reached = history.highest_step(before_s=hit.mono_s)
+    begun = record.of_kind(Kind.BEGUN) if back and back.in_memory else ()
+    loads += [e for e in begun if e.attempt == hit.attempt and hit.mono_s < e.mono_s < next_s]
     if back and loads and back.base is not None and reached is not None and back.base <= reached:
-        went = f"went on from step {back.base} after step {reached}"
-        return f"the job loaded a checkpoint again, and {went}", loads[0]
+        did = "put back a state that it had kept in memory" if back.in_memory else "loaded a checkpoint again"
+        return f"the job {did}, and went on from step {back.base} after step {reached}", loads[0]
     for told in record.of_kind(Kind.LOG_CAUSE):
         if told.attempt == hit.attempt and hit.mono_s < told.mono_s < next_s:
             until = steps.mono_s[steps.mono_s <= told.mono_s]

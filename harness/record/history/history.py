@@ -133,12 +133,22 @@ class History:
         )
 
     def put_back(self, attempt: int, since_s: float, until_s: float = math.inf) -> list[Segment]:
-        """The segments that an attempt began in that time because it loaded a checkpoint again."""
+        """The segments that an attempt began in that time because it loaded a checkpoint again, or put a state back
+        that it had kept in memory. When it did the latter is known only as after a step and before the end of the
+        next."""
         return [
             segment
             for segment in self.segments
-            if segment.number == attempt and segment.after and since_s < segment.started_s <= until_s
+            if segment.number == attempt and segment.after and since_s < self._latest_s(segment)
+            if segment.started_s <= until_s
         ]
+
+    def _latest_s(self, segment: Segment) -> float:
+        """The latest time at which the segment may have begun."""
+        if not segment.in_memory:
+            return segment.started_s
+        own = self.executions.of_attempt(segment.number)
+        return own.at(own.column("segment") == segment.after).first_s() or segment.started_s
 
     def redone(self) -> list[tuple[Execution, Execution]]:
         """Each step that a rank executed again, as (first execution, repeated execution), in order of steps."""

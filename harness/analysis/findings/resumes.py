@@ -118,7 +118,7 @@ class Resumes:
                 f"seen is of step {seen.step} ({name_of(seen.path)}): whether one of a later step than {base} was "
                 "there is not known"
             )
-        if self._allowed is not None and attempt.loaded is None and not (run.plan.job.checkpoints or run.history.saves):
+        if self._allowed is not None and attempt.loaded is None and _has_no_files(run):
             return passed(
                 f"attempt {attempt.number} {begun} after step {resume.reached} had been done: "
                 f"{self._many(lost)}. No file held a checkpoint, so whether a newer copy was in memory is not known",
@@ -217,8 +217,16 @@ def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
     )
 
 
+def _has_no_files(run: Record) -> bool:
+    """Whether neither the scenario nor a save names a file of a checkpoint."""
+    return not (run.plan.job.checkpoints or run.history.saves)
+
+
 def _unseen(run: Record) -> str:
-    """A clause about checkpoints at the end whose save was not seen; empty if there are none."""
+    """A clause about checkpoints at the end whose save was not seen, or about a job that may have none in files; else
+    empty."""
+    if _has_no_files(run):
+        return ": if no file holds its copies, give `steps`, which bounds what may be lost"
     alone = [checkpoint.path for checkpoint in checkpoints_of(run) or [] if checkpoint.saved_s is None]
     return (
         f": nothing shows when {alone[0]} was saved. A save is seen if torch.save, torch.distributed.checkpoint or "

@@ -170,6 +170,38 @@ def test_each_rank_gets_its_own_state_back(
         assert "moments were not restored: on rank 1 they are those of rank 0" in cause, cause
 
 
+@pytest.mark.parametrize(
+    ("swaps", "moves", "outcome"),
+    [(False, False, Outcome.PASSED), (True, False, Outcome.FAILED), (True, True, Outcome.PASSED)],
+)
+def test_parts_that_changed_ranks_are_wrong_unless_the_ranks_changed_places(
+    trainer: Any, swaps: bool, moves: bool, outcome: Outcome
+) -> None:
+    """Each rank has a part of each tensor, and the parts of all ranks add up to the state that was. That proves nothing
+    if each rank got another one's part at its own place in the mesh. No save is seen, as of copies in memory, so that
+    names and places are recorded in the first step of each attempt alone."""
+    run = trainer(kills=((13, 1),), state_seen=True, sharded=True, named=True).record()
+
+    def changed(event: Event) -> Event | None:
+        data, rank = dict(event.data), event.rank or 0
+        if event.kind is Kind.BEGUN:
+            if event.step:
+                return None
+            place = 1 - rank if moves and event.attempt else rank
+            for what in ("parameters", "moments"):
+                data[what] = {name: [kind, f"part{place}-{text}"] for name, (kind, text) in data[what].items()}
+        elif event.kind is Kind.STEP and event.attempt and swaps:
+            data = dict(other[event.step, 1 - rank])
+        return replace(event, data=data)
+
+    other = {(one.step, one.rank): one.data for one in run.events if one.kind is Kind.STEP and one.attempt}
+    run = replace(run, events=tuple(one for event in run.events if (one := changed(event))))
+    found = StateRestored().judge(run, ())
+    assert found.outcome is outcome, found.reason
+    if outcome is Outcome.FAILED:
+        assert "on rank 0 they are those of rank 1; on rank 1 they are those of rank 0" in found.reason
+
+
 @pytest.mark.parametrize(("broken", "outcome"), [((), Outcome.PASSED), (("momentum",), Outcome.FAILED)])
 def test_parameters_that_change_between_a_step_and_the_save(
     trainer: Any, broken: tuple[str, ...], outcome: Outcome

@@ -187,7 +187,7 @@ def _resumes_carried(run: Record) -> Iterator[Carried]:
                 parameters = as_saved or _equal(restored, after)
         if moments is None:
             moments = _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments"))
-        moved = {} if same else _of_other_ranks(first, saved, next_)
+        moved = {} if same else _of_other_ranks(first, saved, next_, begun.in_place)
         if not same:
             parameters = _rank_by_rank("parameters", parameters, moved, begun, first, saved)
             moments = _rank_by_rank(MOMENTS, moments, moved, begun, first, saved)
@@ -220,10 +220,10 @@ def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | 
 
 
 def _of_other_ranks(
-    first: Sequence[Execution], saved: Sequence[Execution], next_: Sequence[Execution]
+    first: Sequence[Execution], saved: Sequence[Execution], next_: Sequence[Execution], in_place: bool
 ) -> dict[str, dict[int, int]]:
     """By quantity, the ranks that began with what another rank had before and they had not, each with that other rank.
-    Empty if all ranks only changed places, or if their number changed."""
+    Empty if all ranks may only have changed places (not `in_place`), or if their number changed."""
     found: dict[str, dict[int, int]] = {}
     for name, restored in _RESTORED.items():
         now, before, continued = _by_rank(first, restored), _by_rank(saved, name), _by_rank(next_, restored)
@@ -237,7 +237,7 @@ def _of_other_ranks(
             if (others := [other for other in had if sums in had[other] and before[other] != before[rank]])
         }
     places = [sorted(of.items()) for of in found.values()]
-    if all(one == places[0] and sorted(dict(one)) == sorted(dict(one).values()) for one in places):
+    if not in_place and all(one == places[0] and sorted(dict(one)) == sorted(dict(one).values()) for one in places):
         return {}
     return found
 

@@ -122,6 +122,7 @@ class Begun:
     attempt: int = 0  # that began
     base: int = 0  # the global step after which it began
     compared_with: str = ""  # whose generators it is compared with
+    in_place: bool = False  # the ranks hold parts of tensors, each at its place of the job's beginning
 
     def equal(self, quantity: str) -> bool | None:
         """None: not seen, or there is nothing of it."""
@@ -226,6 +227,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     twins = Recorded(twin).begun(base) if twin is not None else {}
     earlier = {state.event.attempt for state in went_on.values()}
     found.compared_with = f"attempt {max(one or 0 for one in earlier)}" if earlier else "the twin"
+    found.in_place = _places(own.fresh) == _places(mine) and any(map(any, _places(mine).values()))
     alike = _alike(own.fresh)
     for quantity in (*OF_MODEL, MOMENTS, INPUTS, RNG):
         sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
@@ -299,6 +301,12 @@ def _compare_trained(found: Begun, mine: Of, due: Of) -> None:
 def _drawn(mine: Of) -> frozenset[str] | None:
     known = [state.drawn for state in mine.values() if state.drawn is not None]
     return frozenset().union(*known) if known else None
+
+
+def _places(of: Of) -> dict[int, tuple[str, ...]]:
+    """By rank, the places in the mesh of its parts of the parameters, in order of their names."""
+    weights = {rank: [state.sums.get(what, {}) for what in _WEIGHTS] for rank, state in of.items()}
+    return {rank: tuple(_place(sums[name]) for sums in both for name in sorted(sums)) for rank, both in weights.items()}
 
 
 def _alike(fresh: Of) -> frozenset[str]:

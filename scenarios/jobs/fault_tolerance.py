@@ -65,10 +65,6 @@ class Checkpoints:
             for partial in folder.glob("*.partial"):  # an earlier attempt died while it wrote this folder
                 shutil.rmtree(partial)
 
-    def busy(self) -> bool:
-        """Whether a save that is due should be left out. All ranks call this, and get the same answer."""
-        return False
-
     def ready(self, step: int) -> None:
         """Wait until the last save is over, whether it failed or not. Until then its collectives need the group: those
         of the training thread would mix with them."""

@@ -268,8 +268,7 @@ def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
             lr = run.schedule.get_last_lr()[0]
             loss, leave, save = run.step(next(batches).to(device), notice)
             log(f"step {run.done} loss {loss:.9g} lr {lr:.6g}")
-            due = run.done % every == 0 and not checkpoints.busy()
-            if due or run.done == args.steps or leave or save:
+            if run.done % every == 0 or run.done == args.steps or leave or save:
                 notice.save = False
                 checkpoints.ready(run.done)
                 if not replicas_agree(run.model, checkpoints.group):

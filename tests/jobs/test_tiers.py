@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -87,16 +86,3 @@ def test_a_checkpoint_lacks_a_rank_whose_part_is_nowhere(tiers: Any) -> None:
     assert tiers._parts([here, there], 5) == {0, 1}
     assert tiers._parts([here, there], 10) == set()
     assert tiers._parts([here, there], 15) == set()
-
-
-def test_no_save_begins_while_a_copy_is_on_its_way(
-    tiers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A slow link makes checkpoints rarer, and not the steps longer."""
-    patient = importlib.import_module("gpt_shared_link").Patient(tmp_path, 3, timedelta(seconds=30))
-    assert not patient.busy()
-    patient.local_pending = Future()
-    assert patient.busy()
-    assert "a copy is still on its way: no other save begins" in capsys.readouterr().out
-    patient.local_pending.set_result(None)
-    assert not patient.busy()

@@ -887,15 +887,6 @@ def _rank():
     return gpt.dist.get_rank()
 
 
-def starves_training():
-    """Copies each checkpoint as fast as the link allows, and trains no further until the copy before is there."""
-
-    def greedy(store):
-        store.PAUSE, store.busy = 0.0, lambda self: False
-
-    _with_store(greedy)
-
-
 def trusts_the_shared_files_only():
     """Goes back to the shared file system, though the local disks have a newer checkpoint."""
 

@@ -122,7 +122,7 @@ def test_a_node_without_a_keeper_is_told_how_to_start_one(store: Any, monkeypatc
 
 def test_a_keeper_ends_with_its_command_and_leaves_nothing(jobs: None) -> None:
     """Its exit code is the command's, and its port is closed: the copies go with it."""
-    script = importlib.import_module("memory_keeper").__file__
+    script = str(importlib.import_module("memory_keeper").__file__)
     ask = "import os; print(os.environ['MEMORY_KEEPER'], flush=True); os._exit(3)"
     done = subprocess.run(
         [sys.executable, script, sys.executable, "-c", ask], capture_output=True, text=True, check=False

@@ -253,6 +253,8 @@ def _box(files: Files, shard: Shard, word: np.dtype) -> np.ndarray:
 
 
 _DEPTH, _ENTRIES, _LONG = 50, 3_000_000, 16
+# A key that Python's id() made, such as that of a parameter: another in each process, so that its place is its name.
+_AN_ADDRESS = 1 << 40
 _SHORT = 1000  # characters; paths stay readable, so that the run's own folder can be recognised in them
 AddTensor = Callable[[str, TensorRef], None]
 
@@ -284,8 +286,9 @@ class Contents:
     def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """The entries inside a value, which must be added next. A value without entries is recorded here."""
         if isinstance(value, dict):
-            for key, item in value.items():
-                yield under(name, key), item
+            by_address = bool(value) and all(isinstance(key, int) and key >= _AN_ADDRESS for key in value)
+            for place, (key, item) in enumerate(value.items()):
+                yield under(name, f"id {place}" if by_address else key), item
         elif isinstance(value, (list, tuple)):
             if len(value) > _LONG and all(isinstance(item, (int, float)) for item in value):
                 self._values[name] = f"{len(value)} numbers, digest {_digest(repr(value))}"

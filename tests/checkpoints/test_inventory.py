@@ -47,6 +47,21 @@ def test_torch_save(tmp_path: Path, kit: Any) -> None:
     assert found["tensors"] == kit.only(kit.dcp(tmp_path / "step-1"))["tensors"]
 
 
+def test_keys_that_are_addresses_have_the_names_of_their_places(tmp_path: Path, kit: Any) -> None:
+    """Some optimizers keep their state by id(parameter), another in each process: two runs must have the same names,
+    and the contents are compared. Small numbers stay names, and the order of the file counts."""
+    for name, ids in (
+        ("a", (140_703_128_616_960, 139_684_140_544_832)),
+        ("b", (94_512_000_000_000, 94_511_000_000_000)),
+    ):
+        (tmp_path / name).mkdir()
+        momentum = {key: torch.tensor([float(place)]) for place, key in enumerate(ids)}
+        torch.save({"m": momentum, "state": {0: torch.ones(1), 7: torch.ones(1)}}, tmp_path / name / "o.pt")
+    first, second = (kit.only(tmp_path / name)["tensors"] for name in "ab")
+    assert first == second
+    assert set(first) == {"m.id 0", "m.id 1", "state.0", "state.7"}
+
+
 def test_safetensors(tmp_path: Path, kit: Any) -> None:
     """A safetensors file, read without its library, has the same digests as well."""
     data = struct.pack("<12f", *range(12))

@@ -344,7 +344,8 @@ class StepHooks:
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer decides on the GPU whether to skip
         if found_inf is not None:
             now.skipped = bool(found_inf) if found_inf.device.type == "cpu" else None
-        if now.opt_step is None:
+        first = now.opt_step is None
+        if first:
             now.opt_step = optimizer_step(optimizer)
             now.sched_step = self._rates.scheduler_step(optimizer)
             if self._ahead.waiting == id(optimizer) and not now.skipped:
@@ -352,6 +353,8 @@ class StepHooks:
         if self._state is not None:
             self._state.step_over(True)
         closed = self._counter.step_end(id(optimizer))
+        if self._counter.uneven and first and now.opt_step is not None:  # each step of an optimizer is an iteration
+            now.opt_step = sum(optimizer_step(each) or 0 for each in self._agent.optimizers)
         return closed if closed is NOTHING else self._seal(closed)
 
     def _cleared(self, module: Any) -> None:

@@ -248,6 +248,24 @@ for n in range(5):
     assert [step["opt_step"] for step in ran.steps] == [1, 1, 1, 2, 3]
 
 
+def test_optimizers_that_step_unequally_have_one_counter(rank: Any) -> None:
+    """A critic steps three times for each step of the generator. Each step is an iteration, and the counter is that of
+    all optimizers together: it never goes back, and shows how often both have stepped."""
+    ran = rank.run(
+        LOOP
+        + """
+other = torch.nn.Linear(4, 1)
+two = torch.optim.Adam(other.parameters())
+opt = torch.optim.Adam(model.parameters())
+for n in range(9):
+    model(torch.ones(2, 4)).sum().backward(); opt.step(); opt.zero_grad()
+    if n % 3 == 2:
+        other(torch.ones(2, 4)).sum().backward(); two.step(); two.zero_grad()
+"""
+    )
+    assert [step["opt_step"] for step in ran.steps] == list(range(1, 13)), ran.output
+
+
 @pytest.mark.parametrize("restored", ["", "load", "assign"])
 def test_a_counter_that_a_step_without_training_moved(rank: Any, restored: str) -> None:
     """DeepSpeed begins with a step with gradients of zero. It is no iteration, but the optimizer's own counter counts

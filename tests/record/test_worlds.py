@@ -122,6 +122,10 @@ def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
     World(kills=(3,), warm=2, counter=False, samples=False, state="none", rounding=True, twin=False),
     # A copy of the newest checkpoint, loaded after an older one; each checkpoint has a folder of its own.
     World(names="model_{n}/x.pt", older=True, counter=False, twin=False, named_by="copy", swapped=True),
+    # The job changes its weights after the optimizer's step, so that they are none that a step made.
+    World(warm=2, loads=False, state="steps", changed=True, ranks_later=2),
+    World(ranks=2, ranks_later=1, warm=2, loads=False, counter=False, state="steps", last=True, changed=True),
+    World(every=1, ranks=2, ranks_later=1, kills=(3,), warm=3, log=1, loads=False),
 ])  # fmt: skip
 def test_shapes_that_were_placed_wrongly_are_right_or_not_known(world: Any) -> None:
     """Steps that only warm up where no state was recorded; copies; ranks that make steps of their own. Their numbers
@@ -135,6 +139,28 @@ def test_shapes_that_were_placed_wrongly_are_right_or_not_known(world: Any) -> N
 ], ids=["whole", "shards"])  # fmt: skip
 def test_a_state_is_not_put_back_because_another_rank_counts_fewer_steps(world: Any) -> None:
     """Two ranks report one state, and one of them has made a step less. No rank goes back to a state of its own."""
+    assert worlds.outcome(world) == "right"
+
+
+@pytest.mark.parametrize("world", [
+    World(changed=True), World(changed=True, state="steps"), World(changed=True, state="all", kills=(5, 9, 13)),
+])  # fmt: skip
+def test_weights_that_the_job_changes_after_a_step_are_not_put_back(world: Any) -> None:
+    """A job clips its weights after the optimizer's step, or averages them: it does not go back to another step."""
+    assert worlds.outcome(world) == "right"
+
+
+@pytest.mark.parametrize("world", [
+    World(reloads=True), World(reloads=True, counter=False, log=1), World(reloads=True, kills=(6, 8), loads=False),
+    World(reloads=True, every=5, lag=1), World(reloads=True, every=3, names="last.pt", lag=3, kills=(12,), state="all"),
+    World(reloads=True, warm=2, log=1, log_from=-1), World(reloads=True, every=3, state="steps", rounding=True),
+    World(reloads=True, every=5, ranks_later=2),
+    World(reloads=True, every=3, log=1, log_anew=True, kills=(6, 8), swapped=True),
+    World(reloads=True, every=3, log=1, state="steps", counter=False, best=True, seed=9),
+])  # fmt: skip
+def test_weights_that_are_put_back_alone_leave_the_step_where_it_was(world: Any) -> None:
+    """A job goes back to older weights, such as the best ones, while its data, its counter and its log go on. It does
+    not undo its steps."""
     assert worlds.outcome(world) == "right"
 
 

@@ -76,6 +76,10 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     # step of each epoch; one acts, twice for each step of the others.
     "uneven": ("", "", "", "", "", "", "", "dies", "joins", "epochs", "acts"),
     "seed": tuple(range(50)),
+    # The job changes its weights after the optimizer's step: clips them, or takes averages of several ranks or steps.
+    "changed": (False, False, False, True),
+    # At step 6 the job puts older weights back, while all else goes on, and a counter or the log shows it.
+    "reloads": (False, False, False, True),
 }  # fmt: skip
 ROOT = "/job/ckpt"
 _JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, ROOT)
@@ -127,6 +131,8 @@ class World:
     plain: bool = False
     uneven: str = ""
     seed: int = 0
+    changed: bool = False
+    reloads: bool = False
     defect: str = ""
 
     def ranks_of(self, attempt: int) -> int:
@@ -291,6 +297,8 @@ class Trainer:
                 return False
             self._step(attempt, ranks, state, state.step + 1, 0)
             self._write_late(attempt, ranks)
+            if world.reloads and state.step == 6 and (world.counter or (world.log == 1 and not world.log_anew)):
+                self._reload(attempt, ranks, state)
             if state.step % world.every == 0:
                 self._save(attempt, ranks, state)
         for rank in everyone:
@@ -351,6 +359,9 @@ class Trainer:
         state.weights = [w - by * m for w, m in zip(state.weights, state.moments, strict=True)]
         if world.rounding and attempt and self._local[ranks[0]]:
             state.weights = [w * (1 + 1e-15 * (attempt + 1)) for w in state.weights]
+        made = _copy(state)
+        if world.changed:
+            state.weights = [max(weight * 0.999, -1.0) for weight in state.weights]
         state.opt_step += 1
         counted = state.sched_step
         state.sched_step += 1
@@ -369,7 +380,7 @@ class Trainer:
                 "sched_step": counted if world.schedule == "counted" else None, "phases": {}, "skipped": False,
             }  # fmt: skip
             if world.state in ("steps", "all"):
-                data |= {"norm": mean, **self._sums(state, rank, ranks)}
+                data |= {"norm": mean, **self._sums(made, rank, ranks)}
                 if self._was_handled:
                     before = self._sums(begun, rank, ranks)
                     data |= {"restored": before["parameters"], "restored_moments": before["moments"]}
@@ -542,6 +553,18 @@ class Trainer:
         if chosen and defect:
             defect.plant(state, fresh, self._saved[0].state)
         return state
+
+    def _reload(self, attempt: int, ranks: range, state: _State) -> None:
+        if not self._saved or not self.world.saves:
+            return
+        state.weights, state.moments = [*self._saved[0].state.weights], [0.0, 0.0]
+        self._begins = self._was_handled = True
+        if self.world.loads:
+            path, _told = self._saved[0].files[0]
+            for kind, more in ((Kind.LOAD_BEGIN, {}), (Kind.LOAD_END, {"ok": True, "numbers": {}})):
+                for rank in ranks:
+                    data = {"path": path, "format": "torch", **more}
+                    self._emit(kind, data, attempt, rank, self._local[rank], 0.001)
 
     # -- the journal ---------------------------------------------------------------------------------------------
 

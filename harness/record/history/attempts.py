@@ -13,7 +13,16 @@ import numpy as np
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.checkpoint_names import number_in_name
 from torchaos.harness.record.history.saves_and_loads import Load, number_in_contents
-from torchaos.harness.record.history.step_evidence import LOSSES, SAMPLES, STATE, Witness
+from torchaos.harness.record.history.step_evidence import (
+    KINDS,
+    LOG,
+    LOSSES,
+    OPTIMIZER,
+    SAMPLES,
+    SCHEDULER,
+    STATE,
+    Witness,
+)
 from torchaos.harness.record.steps import Execution, Executions
 
 
@@ -38,6 +47,23 @@ class Segment:
             not witness.contradicts(self.base) and (straight is None or witness.contradicts(straight))
             for witness in trained
         )
+
+    def counts_on(self, before: Segment, straight: int, warmed_up: bool) -> bool:
+        """Whether only the model was put back in the segment, and the training goes on from the step `straight`: so say
+        the counters, the job's log and the position in the data, above all the log. `before`: the segment before it.
+        `warmed_up`: that may only have warmed up; then one part alone, which was not restored, is not enough."""
+        on, back, parts = 0.0, 0.0, 0
+        logged = [witness.fits[0] + self.after - before.after for witness in before.witnesses if witness.name == LOG]
+        for witness in self.witnesses:
+            if witness.name in (OPTIMIZER, SCHEDULER, SAMPLES, LOSSES, LOG) and witness.fits:
+                is_log = witness.name == LOG
+                fits = {witness.fits[0]} if is_log else {*witness.fits}  # the other steps of a log are only near
+                weight = KINDS[LOSSES if is_log else witness.name].weight
+                if fits & {straight, *(logged if is_log else ())}:
+                    on, parts = on + weight, parts + 1
+                elif self.base is None or self.base in fits:
+                    back += weight
+        return on > back and parts > warmed_up
 
     def global_step(self, local_step: int) -> int | None:
         return None if self.base is None else self.base + local_step - self.after

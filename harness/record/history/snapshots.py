@@ -71,6 +71,9 @@ class Snapshots:
     _states: Mapping[int, Sequence[State]] = field(default_factory=dict)  # by attempt
     _steps: dict[Hashable, set[int]] = field(default_factory=lambda: defaultdict(set))
     _has: dict[int, bool] = field(default_factory=dict)  # by attempt
+    # Attempts and local steps after which other weights were put back, while all else went on. They are no sign of that
+    # step.
+    put_back: set[tuple[int, int]] = field(default_factory=set)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Snapshots:
@@ -90,9 +93,9 @@ class Snapshots:
             self._has[number] = bool(self.begun(number)) or any(each.restored for each in own.with_state)
         return self._has[number]
 
-    def seen_again(self, number: int, own: Executions) -> set[int]:
-        """The local steps of the attempt after which it went on with a state that had been seen after another step, or
-        with another state than that after the step. `own`: all steps of the attempt."""
+    def seen_again(self, number: int, own: Executions) -> tuple[set[int], set[int]]:
+        """The local steps of the attempt after which it went on with a state that had been seen after another step; and
+        those after which it went on with another state than that after the step. `own`: all steps of the attempt."""
         here: dict[Hashable, set[int]] = defaultdict(set)
         found = []
         for (local_step, _times), of_ranks in sorted(_together(self._states.get(number, ())).items()):
@@ -104,15 +107,26 @@ class Snapshots:
                 found.append(local_step)
             for key in own_keys:
                 here[key].add(local_step)
-        with_state = {(each.rank, each.local_step): each for each in own.with_state}
-        for (rank, local_step), each in with_state.items():
-            before = with_state.get((rank, local_step - 1))
-            if before and each.restored and before.parameters and each.restored != before.parameters:
-                # The state after the step may have been seen late on one rank, while other weights were in the model.
-                after = {other.parameters for (_rank, at), other in with_state.items() if at == local_step - 1}
-                if each.restored not in after or not is_whole(each.restored):
-                    found.append(local_step - 1)
-        return set(found)
+        others = dict(self._changed(list(own.with_state)))
+        return {*found, *(place for place, again in others.items() if again)}, {*others}
+
+    def _changed(self, own: Sequence[Execution]) -> Iterator[tuple[int, bool]]:
+        """The local steps after which the parameters were changed, and whether to those that had been seen after
+        another step. If not, the job may not have gone back: it may clip or average its weights after each step."""
+        after, begun = (_by_step(own, name, "local_step") for name in ("parameters", "restored"))
+        seen = dict[Hashable, int]()  # the first local step after which each state was seen
+        for of, before in ((after, 0), (begun, 1)):
+            for local_step, texts in of.items():
+                key = _over_ranks(texts)
+                seen[key] = min(local_step - before, seen.get(key, local_step))
+        for local_step, texts in begun.items():
+            place, key = local_step - 1, _over_ranks(texts)
+            # The state after the step may have been seen late on one rank, while other weights were in the model.
+            same = key == _over_ranks(after.get(place, texts)) or (
+                all(map(is_whole, texts)) and {*texts} <= {*after[place]}
+            )
+            if not same:
+                yield place, seen[key] < place or key in self._steps
 
     def add(self, number: int, segments: Sequence[Segment], own: Executions, until: float = math.inf) -> None:
         """Adds the states of steps that are placed (`own`), and the snapshots of their attempt up to the local step
@@ -121,12 +135,15 @@ class Snapshots:
         for (local_step, _times), of_ranks in _together(seen).items():
             part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
             step = part.global_step(local_step) if part.after <= local_step else None
-            if step is not None:
+            ours = (number, local_step) not in self.put_back or not any(state.begun for state in of_ranks.values())
+            if step is not None and ours:
                 for key in self._keys(number, of_ranks):
                     self._steps[key].add(step)
-        with_state = list(own.with_state)
         for name, before in (("parameters", 0), ("restored", 1)):
-            for step, texts in _by_step(with_state, name).items():
+            with_state = [
+                each for each in own.with_state if not before or (number, each.local_step - 1) not in self.put_back
+            ]
+            for step, texts in _by_step(with_state, name, "global_step").items():
                 self._steps[_over_ranks(texts)].add(step - before)
 
     def began_with(self, number: int, after: int, own: Executions) -> tuple[int, ...]:
@@ -176,12 +193,13 @@ def _together(seen: Sequence[State]) -> Mapping[tuple[int, int], Mapping[int, St
     return found
 
 
-def _by_step(own: Iterable[Execution], name: str) -> Mapping[int, list[str]]:
-    """By global step: this check sum of all ranks. Steps that a rank did not report are left out."""
+def _by_step(own: Iterable[Execution], name: str, number: str) -> Mapping[int, list[str]]:
+    """By the number of a step (global or local): this check sum of all ranks. Steps that a rank did not report are left
+    out."""
     found: dict[int, list[str | None]] = defaultdict(list)
     for execution in own:
-        if execution.global_step is not None:
-            found[execution.global_step].append(getattr(execution, name))
+        if (step := getattr(execution, number)) is not None:
+            found[step].append(getattr(execution, name))
     return {step: [*filter(None, texts)] for step, texts in found.items() if None not in texts}
 
 

@@ -69,17 +69,21 @@ class Placing:
             save.local_step for save in self.saves.get(attempt.number, ())
             if any(end.get(rank, last) > save.local_step for rank in save.ranks)
         }  # fmt: skip
-        other = self.snapshots.seen_again(attempt.number, own)
-        again = {place for place in other | (self.snapshots.begun(attempt.number) - saved) if 0 < place < last}
+        other, changed = self.snapshots.seen_again(attempt.number, own)
         unseen = not self.snapshots.has(attempt.number, own)
+        jumped = jumps(own, unseen)
+        again = other | ((self.snapshots.begun(attempt.number) | changed) - saved) | (changed & jumped)
+        again = {place for place in again if 0 < place < last}
         uncounted = unseen and np.isnan(own.column("opt_step")).all()
         elsewhere = parts_of(own, self._known(own)) if uncounted else set()
         returns = [
-            place for place in sorted((loads.keys() - {0}) | jumps(own, unseen) | again | elsewhere)
+            place for place in sorted((loads.keys() - {0}) | jumped | again | elsewhere)
             if place in again | elsewhere or place not in loads
             or may_begin(loads[place], at_step(own, place), at_step(own, place + 1), unseen)
         ]  # fmt: skip
         segments = list[Segment]()
+        put_back = self.snapshots.put_back
+        put_back |= {(attempt.number, place) for place in loads if place}
         for place, until in pairwise([0, *returns, last]):
             alone = attempt is self.found[0]
             restored = place in loads or place in again
@@ -91,11 +95,16 @@ class Placing:
             part = self._segment(attempt, segments, place, until, loads.get(place, []), trust)
             straight = segments[-1].global_step(place) if segments else None
             goes_back = unseen or restored or part.is_done_again(straight)
+            warmed_up = self._only_warmed_up(segments, part)
+            if goes_back and straight not in (None, part.base) and part.counts_on(segments[-1], straight, warmed_up):
+                goes_back = False
+                put_back.discard((attempt.number, place))
             if not segments or (goes_back and part.base != straight):
-                if self._only_warmed_up(segments, part):
+                if warmed_up:
                     del self.placed[placed_before:]
                     segments.clear()
                 segments.append(part)
+                put_back.discard((attempt.number, place))
             elif alone:
                 self.went_on.add(place)
             self._put(own, place, until, segments[-1])

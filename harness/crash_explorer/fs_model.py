@@ -57,6 +57,33 @@ def joined(times: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
     return tuple(found)
 
 
+class Gathered:
+    """Gathers the states of one model of death. Equal files are one state: the first, with the moments of all."""
+
+    def __init__(self, recording: Recording, model: str, name: str) -> None:
+        """`name`: how the names of the states begin."""
+        self._recording, self._model, self._name = recording, model, name
+        self._found: dict[str, tuple[State, list[tuple[float, float]]]] = {}
+
+    def add(
+        self, tree: Tree, operations: Sequence[Operation], moments: Iterable[tuple[float, float]],
+        lost: tuple[Operation, ...] = (), done: Cut | None = None,
+    ) -> None:  # fmt: skip
+        """`operations`: those before the death, in the recorded order."""
+        if tree.digest not in self._found:
+            steps = [operation.step for operation in operations if operation.step is not None]
+            state = State(
+                f"{self._name}-{tree.digest[:12]}", self._model, max(steps, default=None), tree,
+                operations[-1] if operations else None, len(operations), self._recording.blobs,
+                self._recording.kept_as_made, lost=lost, done=done,
+            )  # fmt: skip
+            self._found[tree.digest] = state, []
+        self._found[tree.digest][1].extend(moments)
+
+    def __iter__(self) -> Iterator[State]:
+        return (replace(state, moments=joined(moments)) for state, moments in self._found.values())
+
+
 Feature = tuple[object, ...]
 
 

@@ -30,7 +30,7 @@ from enum import Enum
 
 from torchaos.harness.crash_explorer.crash_points import CrashPoints, most_of
 from torchaos.harness.crash_explorer.folder_contents import Content, Tree
-from torchaos.harness.crash_explorer.fs_model import ROOT, SYNCS, Effect, FilesystemModel, State, changed, joined
+from torchaos.harness.crash_explorer.fs_model import ROOT, SYNCS, Effect, FilesystemModel, Gathered, State, changed
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 
 _SURE = 1 << 20  # bytes; the largest file that auto_da_alloc protects
@@ -162,16 +162,6 @@ class Loss:
     lost: tuple[Operation, ...]
 
 
-@dataclass
-class _Found:
-    """The first way that leads to a tree, and all moments at which the tree may be left."""
-
-    tree: Tree
-    effects: Sequence[Effect]
-    lost: tuple[Operation, ...]
-    moments: list[tuple[float, float]]
-
-
 def states(recording: Recording, persistence: Persistence = Persistence.STRICT) -> Iterator[State]:
     """The states that a loss of power can leave, with this promise of the file system. Moments that need another order
     of the ranks than the recorded one are examined only without a loss, if they have more than `UNSEEN` classes."""
@@ -180,21 +170,14 @@ def states(recording: Recording, persistence: Persistence = Persistence.STRICT) 
 
 def of_cuts(cuts: CrashPoints, persistence: Persistence) -> Iterator[State]:
     """The states that a loss of power can leave at the moments of `cuts`."""
-    recording, world = cuts.recording, cuts.world
-    found: dict[str, _Found] = {}
+    found = Gathered(cuts.recording, f"power loss, {persistence.value}", f"power-loss-{persistence.value}")
     for effects, times, losses in _moments(cuts):
-        for tree, lost in left(world, effects, persistence):
-            known = found.setdefault(tree.digest, _Found(tree, effects, lost, []))
-            known.moments += times
+        done = [effect.operation for effect in effects]
+        for tree, lost in left(cuts.world, effects, persistence):
+            found.add(tree, done, times, lost)
             if not losses:
                 break
-    for digest, each in found.items():
-        steps = [effect.operation.step for effect in each.effects if effect.operation.step is not None]
-        yield State(
-            f"power-loss-{persistence.value}-{digest[:12]}", f"power loss, {persistence.value}",
-            max(steps, default=None), each.tree, each.effects[-1].operation if each.effects else None,
-            len(each.effects), recording.blobs, recording.kept_as_made, joined(each.moments), each.lost,
-        )  # fmt: skip
+    yield from found
 
 
 def examines_all(cuts: CrashPoints) -> bool:

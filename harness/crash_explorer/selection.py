@@ -15,12 +15,12 @@ its checkpoints on a disk of its own, and the dead node's checkpoints are gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 from torchaos.harness.crash_explorer import power_loss
 from torchaos.harness.crash_explorer.crash_points import CrashPoints
-from torchaos.harness.crash_explorer.fs_model import Cut, FilesystemModel, State, choose, joined
+from torchaos.harness.crash_explorer.fs_model import Cut, FilesystemModel, Gathered, State, choose
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.power_loss import Persistence
 from torchaos.harness.crash_explorer.s3_store import is_stored
@@ -38,28 +38,12 @@ def process_death_states(recording: Recording, symmetry: bool = True, seed: int 
 
 def of_cuts(cuts: CrashPoints) -> Iterator[State]:
     """The states that the death of all processes can leave at the moments of `cuts`."""
-    recording, found = cuts.recording, dict[str, State]()
+    found = Gathered(cuts.recording, PROCESS_DEATH, "process-death")
     for moment in cuts.classes:
         cut, halves = cuts.cut(moment.positions)
-        done = [op for op in recording.operations if cuts.world.has(cut, op) or op.number in halves]
-        steps = [operation.step for operation in done if operation.step is not None]
-        tree = cuts.tree(moment)
-        state = State(
-            f"process-death-{tree.digest[:12]}",
-            PROCESS_DEATH,
-            max(steps, default=None),
-            tree,
-            done[-1] if done else None,
-            len(done),
-            recording.blobs,
-            recording.kept_as_made,
-            tuple(moment.seen),
-            done=cut,
-        )
-        known = found.setdefault(tree.digest, state)
-        if known is not state:  # equal files again, for example after a file was made and removed
-            found[tree.digest] = replace(known, moments=joined([*known.moments, *state.moments]))
-    yield from found.values()
+        done = [op for op in cuts.recording.operations if cuts.world.has(cut, op) or op.number in halves]
+        found.add(cuts.tree(moment), done, moment.seen, done=cut)
+    yield from found
 
 
 NODE_DEATH = "node death"
@@ -72,7 +56,7 @@ def node_death_states(
     """The states that the death of one node can leave. `nodes`: the node of each rank. `noticed_s`: the most seconds of
     the recorded run for which the other ranks continue."""
     world = FilesystemModel(recording)
-    found: dict[str, State] = {}
+    found = Gathered(recording, NODE_DEATH, "node-death")
     for node in sorted(set(nodes.values())):
         dead = {rank for rank, its in nodes.items() if its == node}
         tried: set[tuple[int, ...]] = set()
@@ -83,16 +67,9 @@ def node_death_states(
             effects = [effect for effect in world.effects if world.has(cut, effect.operation)]
             lost = [effect for effect in effects if local and effect.operation.rank in dead]
             tree = world.tree_of([effect for effect in effects if effect not in lost]) if lost else world.tree(cut)
-            steps = [effect.operation.step for effect in effects if effect.operation.step is not None]
-            state = State(
-                f"node-death-{tree.digest[:12]}", NODE_DEATH, max(steps, default=None), tree,
-                effects[-1].operation if effects else None, len(effects), recording.blobs, recording.kept_as_made,
-                times, tuple(effect.operation for effect in lost), cut,
-            )  # fmt: skip
-            known = found.setdefault(tree.digest, state)
-            if known is not state:
-                found[tree.digest] = replace(known, moments=joined([*known.moments, *state.moments]))
-    yield from found.values()
+            done = [effect.operation for effect in effects]
+            found.add(tree, done, times, tuple(effect.operation for effect in lost), cut)
+    yield from found
 
 
 def _cuts(
@@ -139,14 +116,6 @@ Nodes = Mapping[int, int]  # the node of each rank
 Moments = Callable[[], CrashPoints]  # finds all moments of a recording, once
 
 
-def _process_death(_recording: Recording, _nodes: Nodes, cuts: Moments) -> Iterator[State]:
-    return of_cuts(cuts())
-
-
-def _node_death(recording: Recording, nodes: Nodes, _cuts: Moments, local: bool = False) -> Iterator[State]:
-    return node_death_states(recording, nodes, local=local)
-
-
 def _power_loss(_recording: Recording, _nodes: Nodes, cuts: Moments, persistence: Persistence) -> Iterator[State]:
     return power_loss.of_cuts(cuts(), persistence)
 
@@ -154,9 +123,9 @@ def _power_loss(_recording: Recording, _nodes: Nodes, cuts: Moments, persistence
 _OF_POWER = {f"power-loss-{promise.value}": partial(_power_loss, persistence=promise) for promise in Persistence}
 # By the name on the command line.
 MODELS: Mapping[str, Callable[[Recording, Nodes, Moments], Iterator[State]]] = {
-    "process-death": _process_death,
-    "node-death": _node_death,
-    "node-death-local": partial(_node_death, local=True),
+    "process-death": lambda _recording, _nodes, cuts: of_cuts(cuts()),
+    "node-death": lambda recording, nodes, _cuts: node_death_states(recording, nodes),
+    "node-death-local": lambda recording, nodes, _cuts: node_death_states(recording, nodes, local=True),
     **_OF_POWER,
 }
 _OF_NODES = ("node-death", "node-death-local")

@@ -53,9 +53,8 @@ class What(str, Enum):
     LOADED = "loaded checkpoint"  # a checkpoint of that step, with wrong contents
     SAVED = "saved checkpoint"  # a checkpoint of that step
     ABSENT = "absent step"  # a step that never took place, between others
-    LAST = (
-        "last step"  # the job and its twin ended in different steps; the step is the last of both, or one of one alone
-    )
+    # The job and its twin ended in different steps; the step is the last of both, or one of one alone.
+    LAST = "last step"
     UNHIT = "fault that did not land"  # there was nothing to judge; the step is 0
     ENDING = "ending"  # the job did not come back, or did not end as expected; the step is the last that was seen
 

@@ -29,9 +29,8 @@ class JobSpec:
     checkpoints: Path | None = None  # the folder of the job's checkpoints
     replicas: int = 1  # how many commands run at the same time, each with its own torchrun
     replica_ranks: int = 0  # ranks of each replica, if there are several replicas
-    busy_nodes: int = (
-        0  # how many nodes start at once; the others (standby) start when all ranks are up; 0: all start at once
-    )
+    # How many nodes start at once; the others (standby) start when all ranks are up; 0: all start at once.
+    busy_nodes: int = 0
     timeout_s: float = 0.0  # the job is ended after this time
     local: Path | None = None  # the path at which each node has a folder of its own
 
@@ -163,6 +162,10 @@ class Launcher(Protocol):
 
     def create(self, spec: JobSpec) -> Sequence[Node]: ...
 
+    def give_up(self) -> None:
+        """Called from another thread when the run ends: a `create` that waits for nodes must soon raise ChaosError."""
+        return
+
 
 class RemoteLauncher(Launcher, Protocol):
     """A launcher whose nodes are other machines. On each node, `torchaos exec` wraps the job's command and does the
@@ -175,10 +178,6 @@ class RemoteLauncher(Launcher, Protocol):
         """The commands that start the job; they run on this machine. They end when the job ends, with an exit code
         other than 0 if the command of a node failed. On each node they run `wrapper`, to which the launcher adds --node
         or --hosts, followed by the command of the spec."""
-
-    def give_up(self) -> None:
-        """Called from another thread when the run ends: a `create` that waits for nodes must soon raise ChaosError."""
-        return
 
     def exit_code(self, node: Node) -> int | None:
         """For a job that was running before torchaos: the exit code of the job's part on a node, if the node ended

@@ -176,10 +176,6 @@ def _slurm_admin() -> str | None:
     return level if level in ("Operator", "Administrator") else None
 
 
-def _module(name: str) -> Callable[[], str | None]:
-    return lambda: name if util.find_spec(name) else None
-
-
 def _freezer() -> str | None:
     from torchaos.harness.rollback.cgroup_handles import freezer_for
 
@@ -189,22 +185,18 @@ def _freezer() -> str | None:
         return None
 
 
-def _nvtx() -> str | None:
-    from torchaos.harness.host.native_libraries import NVTX
+def _library(name: str) -> Callable[[], str | None]:
+    """Where the library of this name in host/native_libraries.py is."""
 
-    try:
-        return str(NVTX.path())
-    except UsageError:
-        return None
+    def find() -> str | None:
+        from torchaos.harness.host import native_libraries
 
+        try:
+            return str(getattr(native_libraries, name).path())
+        except UsageError:
+            return None
 
-def _nccl_net() -> str | None:
-    from torchaos.harness.host.native_libraries import NCCL_NET
-
-    try:
-        return str(NCCL_NET.path())
-    except UsageError:
-        return None
+    return find
 
 
 def _gpu() -> str | None:
@@ -216,15 +208,6 @@ def _nccl() -> str | None:
     """The version of this Python's torch, if it is a build with NCCL. The job may use another torch."""
     version = installed(sys.executable).get("torch", "the job's own")
     return None if version.endswith("+cpu") else f"torch {version}"
-
-
-def _overlay() -> str | None:
-    from torchaos.harness.host.native_libraries import NVML
-
-    try:
-        return str(NVML.path().parent)
-    except UsageError:
-        return None
 
 
 def _pynvml() -> str | None:
@@ -305,11 +288,13 @@ CHECKS: dict[str, _Check] = {
         "put kubectl on the PATH (https://kubernetes.io/docs/tasks/tools)",
     ),
     "freezer": _Check("ranks that SIGKILL does not end", _freezer, "needs the cgroup freezer of version 1"),
-    "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),
-    "nccl_net": _Check("NCCL's connections, by a plug-in", _nccl_net, "needs a C compiler: apt-get install gcc"),
+    "nvtx": _Check("stalling NCCL calls", _library("NVTX"), "needs a C compiler: apt-get install gcc"),
+    "nccl_net": _Check(
+        "NCCL's connections, by a plug-in", _library("NCCL_NET"), "needs a C compiler: apt-get install gcc"
+    ),
     "gpu": _Check("faults in NCCL's connections", _gpu, "run it on a machine with an NVIDIA GPU for each rank"),
     "nccl": _Check("faults in NCCL's connections", _nccl, "install a CUDA build of torch, which brings NCCL"),
-    "nvml_overlay": _Check("simulated GPU health", _overlay, "needs a C compiler: apt-get install gcc"),
+    "nvml_overlay": _Check("simulated GPU health", _library("NVML"), "needs a C compiler: apt-get install gcc"),
     "pynvml": _Check(
         "samples of the GPUs, and the health agent of the ready GPU scenarios", _pynvml, "pip install 'torchaos[gpu]'"
     ),

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchaos.harness.host import processes
-from torchaos.harness.host import processes as proc
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.rundir import RunDir
@@ -208,45 +207,45 @@ def _halted(
     _send(ended, signal.SIGTERM, signal.SIGCONT)  # a stopped process can't act on SIGTERM
     if not now:
         _wait(ended, IN_ORDER_S)
-    if slow := [who for who in ended if proc.is_alive(*who)]:
+    if slow := [who for who in ended if processes.is_alive(*who)]:
         if not now:
             say(f"{_pids(slow)} did not end within {IN_ORDER_S:.0f} s; now it is hurried")
         _send(slow, signal.SIGINT)  # not SIGTERM again: the kernel merges pending signals of the same number
         _wait(slow, HURRIED_S)
-    if stuck := [who for who in ended if proc.is_alive(*who)]:
+    if stuck := [who for who in ended if processes.is_alive(*who)]:
         say(f"{_pids(stuck)} did not end within {HURRIED_S:.0f} s; killed, and rolled back by the reaper")
-        proc.kill(dict(stuck), time.monotonic() + HURRIED_S)
+        processes.kill(dict(stuck), time.monotonic() + HURRIED_S)
     await_reapers(own, REAPER_S)
     runs, problems = own(), find(())[1] if chosen is None else []
     hung = [run.reaper for run in runs if run.here and run.lives(run.reaper) and not run.lives(run.harness)]
     if hung:
         say(f"reaper {_pids(hung)} did not end within {REAPER_S:.0f} s; killed, and rolled back from the log")
-        proc.kill(dict(hung), time.monotonic() + HURRIED_S)
+        processes.kill(dict(hung), time.monotonic() + HURRIED_S)
     return [*problems, *(recover(run) for run in left_over(runs))]
 
 
 def _living() -> list[Who]:
     runs, _problems = find(())
     found = {command.who for command in living()} | {r.harness for r in runs if r.here and r.lives(r.harness)}
-    return sorted(who for who in found if not proc.is_own(who[0]))
+    return sorted(who for who in found if not processes.is_own(who[0]))
 
 
-def _send(processes: Iterable[Who], *numbers: int) -> None:
-    for pid, ticks in processes:
-        with suppress(OSError), proc.hold(pid, ticks) as fd:
+def _send(whom: Iterable[Who], *numbers: int) -> None:
+    for pid, ticks in whom:
+        with suppress(OSError), processes.hold(pid, ticks) as fd:
             for number in numbers if fd is not None else ():
                 assert fd is not None
                 signal.pidfd_send_signal(fd, number)
 
 
-def _wait(processes: Iterable[Who], timeout_s: float) -> None:
+def _wait(whom: Iterable[Who], timeout_s: float) -> None:
     end = time.monotonic() + timeout_s
-    while time.monotonic() < end and any(proc.is_alive(*who) for who in processes):
+    while time.monotonic() < end and any(processes.is_alive(*who) for who in whom):
         time.sleep(_LOOK_S)
 
 
-def _pids(processes: Iterable[Who]) -> str:
-    return ", ".join(f"process {pid}" for pid, _ticks in processes)
+def _pids(whom: Iterable[Who]) -> str:
+    return ", ".join(f"process {pid}" for pid, _ticks in whom)
 
 
 @dataclass(frozen=True)

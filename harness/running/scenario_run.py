@@ -41,9 +41,8 @@ class ScenarioRun(Stoppable):
         self._began_s = time.time()
         self._notes: list[str] = []
         self._unsaid: list[str] = []
-        self.records: tuple[Record, list[Record]] | None = (
-            None  # of the run, and of its twins; None until they are judged
-        )
+        # Of the run, and of its twins; None until they are judged.
+        self.records: tuple[Record, list[Record]] | None = None
 
     def __call__(self) -> Result:
         """Runs the scenario and returns its result. Raises ChaosError or OSError if it could not be run or judged, and
@@ -72,9 +71,7 @@ class ScenarioRun(Stoppable):
             unfinished = self._more_twins(twins, wanted) if has_twin else None
         self._write_down(unfinished)
         result = self._judged()
-        if (
-            self.left and result.exit_code is not ExitCode.ROLLBACK
-        ):  # left by a twin, so the record of the run does not show it
+        if self.left and result.exit_code is not ExitCode.ROLLBACK:  # a twin left it: the run's record does not show it
             result = replace(result, exit_code=ExitCode.ROLLBACK)
             if result.verdict is Verdict.PASSED:
                 result = replace(result, verdict=Verdict.ERROR, reason=f"rollback: {self.left[0]}")

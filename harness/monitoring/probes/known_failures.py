@@ -26,9 +26,8 @@ class Cause:
     seen: str  # versions of torch in whose logs it was seen, by us or in the issues; empty: not known
     issues: tuple[str, ...] = ()  # public issues, as owner/repository#number
     common: re.Pattern[str] | None = None  # words that other programs print, too
-    beside: re.Pattern[str] | None = (
-        None  # `common` counts only on a line with this; None: on each line that is not a client's
-    )
+    # `common` counts only on a line with this; None: on each line that is not a client's.
+    beside: re.Pattern[str] | None = None
     after_restart: bool | None = None  # True: only after a restart of the ranks; False: only before; None: always
     hang: bool = False  # the line shows that the job noticed a hang
 

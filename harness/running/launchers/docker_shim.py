@@ -77,10 +77,7 @@ def end_like(code: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             signal.signal(code - _SIGNALLED, signal.SIG_DFL)
-        except (
-            OSError,
-            ValueError,
-        ):  # SIGKILL has no handler to set, and the code may be the job's own and mean no signal
+        except (OSError, ValueError):  # SIGKILL has no handler, and the code may be the job's own and mean no signal
             pass
         try:
             os.kill(os.getpid(), code - _SIGNALLED)

@@ -73,9 +73,8 @@ def start(switch: NetworkNamespace, run_id: str, folder: Path) -> Etcd:
     command += ["--data-dir", str(data), "--listen-client-urls", url, "--advertise-client-urls", url]
     command += ["--listen-peer-urls", _PEERS, "--initial-advertise-peer-urls", _PEERS]
     command += ["--initial-cluster", f"default={_PEERS}"]
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith("ETCD_")
-    }  # etcd would take them as options
+    # etcd would take variables ETCD_* as options.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
     try:
         switch.run(["ip", "address", "replace", f"{ADDRESS}/24", "dev", "switch"])
         with open(log, "ab") as output:

@@ -298,6 +298,7 @@ class RunningJob(JobView):
         """Follows the job to its end. Runs in its own thread."""
 
 
+_LOOK_S = 0.05  # seconds between looks whether something has ended
 _ATTEMPT_KINDS = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 
 
@@ -326,6 +327,36 @@ class SubmittedJob(RunningJob):
             self._done.set()
             raise
         self._thread.start()
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        self._launcher.give_up()
+        with self._lock:
+            self._ending.set()
+        started = self._thread.ident is not None
+        if started and not self._done.is_set():
+            self._ask_to_end(grace_s, hurried)
+        left = self._end_processes()
+        if started and not left:
+            self._thread.join()
+        self._let_go()
+        self._done.set()
+        return left
+
+    @abstractmethod
+    def _ask_to_end(self, grace_s: float, hurried: Callable[[], bool]) -> None:
+        """Asks the commands of the nodes to end, and gives them `grace_s` seconds for it."""
+
+    def _await_done(self, wait_s: float, hurried: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + wait_s
+        while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
+            pass
+
+    @abstractmethod
+    def _end_processes(self) -> list[int]:
+        """Ends every process of the job that is known here. Returns the pids that could not be ended."""
+
+    def _let_go(self) -> None:
+        """Called last by `stop`: no probe of the job is needed any more."""
 
     def _live(self) -> None:
         while True:

@@ -140,35 +140,29 @@ class Job(SubmittedJob):
     def endpoints(self) -> Mapping[str, Endpoint]:
         return self._launcher.endpoints if isinstance(self._launcher, Proxied) else {}
 
-    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        with self._lock:
-            self._ending.set()
-        started = self._thread.ident is not None
-        if started and not self._done.is_set() and grace_s > 0:
-            self._ask_to_end()
-            end_s = time.monotonic() + grace_s
-            while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
-                pass
-        left = processes.end(self.members)
-        if left:
-            text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
-            self._journal.emit(Kind.NOTE, {"text": text})
-        if started and not left:
-            self._thread.join()
-            self._drain()
-        self._sampling.stop()
-        self._watch.stop()
-        self._done.set()
-        return left
-
-    def _ask_to_end(self) -> None:
+    def _ask_to_end(self, grace_s: float, hurried: Callable[[], bool]) -> None:
         """Sends SIGTERM to the commands that were started, which pass it on to their ranks. Also sends SIGCONT to all
         processes, because a stopped process can't act on SIGTERM."""
+        if grace_s <= 0:
+            return
         members, heads = self.members(), {run.command.pid for run in list(self._runs.values())}
         for pid, ticks in members.items():
             for number in (signal.SIGTERM, signal.SIGCONT) if pid in heads else (signal.SIGCONT,):
                 with suppress(OSError):
                     processes.send({pid: ticks}, number)
+        self._await_done(grace_s, hurried)
+
+    def _end_processes(self) -> list[int]:
+        left = processes.end(self.members)
+        if left:
+            text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
+            self._journal.emit(Kind.NOTE, {"text": text})
+        return left
+
+    def _let_go(self) -> None:
+        self._drain()
+        self._sampling.stop()
+        self._watch.stop()
 
     def _start_nodes(self, spec: JobSpec) -> None:
         self._runs = {}

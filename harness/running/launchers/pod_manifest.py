@@ -346,9 +346,8 @@ class Manifest:
         change.run_in(container)
         if change.cwd:
             container["workingDir"] = change.cwd
-        spec["restartPolicy"] = (
-            "Never"  # torchrun restarts the ranks; a restarted container would start the job a second time
-        )
+        # torchrun restarts the ranks; a restarted container would start the job a second time.
+        spec["restartPolicy"] = "Never"
         change.limit(spec)
         change.mount_in(container, spec)
 

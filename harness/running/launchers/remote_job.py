@@ -93,26 +93,17 @@ class RemoteJob(SubmittedJob):
         """The processes on this machine: the commands that started the job, and their child processes."""
         return processes.family(self._run_id)
 
-    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        self._launcher.give_up()
-        with self._lock:
-            self._ending.set()
-        started = self._thread.ident is not None
-        if started and not self._done.is_set() and not self._attached:
-            for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
-                for line in self._lines:
-                    line.tell("signal", number=int(number))
-                end_s = time.monotonic() + wait_s
-                while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
-                    pass
+    def _ask_to_end(self, grace_s: float, hurried: Callable[[], bool]) -> None:
+        for number in () if self._attached else (signal.SIGTERM, signal.SIGKILL):
+            for line in self._lines:
+                line.tell("signal", number=int(number))
+            self._await_done(grace_s, hurried)
+
+    def _end_processes(self) -> list[int]:
         for line in self._lines:
             line.close()
         with self.faults.mending:
-            left = processes.end(self.members)
-        if started and not left:
-            self._thread.join()
-        self._done.set()
-        return left
+            return processes.end(self.members)
 
     @property
     def _attached(self) -> bool:
@@ -128,9 +119,7 @@ class RemoteJob(SubmittedJob):
         commands = self._launcher.commands(spec, self._nodes, wrapper)
         self._logs = [self._log_for(node) for node in self._nodes] if self._attached else []
         readers = [log.line for log in self._logs] or [_ignore] * len(commands)
-        cwd = (
-            spec.cwd if spec.cwd.is_dir() else self._run_dir
-        )  # the directory in the pods may not exist on this machine
+        cwd = spec.cwd if spec.cwd.is_dir() else self._run_dir  # that of the pods may not exist on this machine
         self._commands = [
             Command(argv, cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), reader)
             for number, (argv, reader) in enumerate(zip(commands, readers, strict=True))

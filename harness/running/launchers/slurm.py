@@ -216,9 +216,7 @@ class Slurm(RemoteLauncher):
         or may be about to restart it. An allocation that has lost nodes is cancelled."""
         about = about_job(self._own) if self._own else {}
         end = time.monotonic() + _COMPLETING_S
-        while (
-            about.get("JobState") == "COMPLETING" and time.monotonic() < end
-        ):  # after that, the job may be pending again
+        while about.get("JobState") == "COMPLETING" and time.monotonic() < end:  # then it may be pending again
             self._pause()
             about = about_job(self._own)
         if about.get("JobState") not in _GOING:
@@ -227,9 +225,8 @@ class Slurm(RemoteLauncher):
             with suppress(OSError):  # Slurm waits for two minutes before it starts a requeued job
                 ask(["scontrol", "update", f"jobid={self._own}", "StartTime=now"])
             return True
-        doomed = (
-            about.get("PreemptTime", "None") != "None"
-        )  # it is being preempted, and runs only until its grace time is over
+        # A job that is being preempted runs only until its grace time is over.
+        doomed = about.get("PreemptTime", "None") != "None"
         if not doomed and len(hosts_of(about.get("NodeList", ""))) >= spec.nodes:
             return True
         ask(["scancel", "--quiet", self._own])

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness.crash_explorer.folder_contents import Content
-from torchaos.harness.crash_explorer.fs_model import State
+from torchaos.harness.crash_explorer.fs_model import State, joined
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.resume_outcomes import FATAL, Class, Outcome, is_suspected
 from torchaos.harness.crash_explorer.s3_store import store_in_shell
@@ -267,8 +267,4 @@ def result_of(plan: Plan, found: Explored, home: str, started: str, seconds: flo
 
 def _length(moments: Iterable[tuple[float, float]]) -> float:
     """The seconds that these times cover together."""
-    total, end = 0.0, float("-inf")
-    for since, until in sorted(moments):
-        total += max(0.0, until - max(since, end))
-        end = max(end, until)
-    return total
+    return sum(until - since for since, until in joined(moments))

@@ -75,9 +75,16 @@ class GPT(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """The mean loss of guessing each byte of `text` (batch, CONTEXT + 1) from the bytes before it."""
-        x = self.token(text[:, :-1]) + self.place(torch.arange(CONTEXT, device=text.device))
+        x = self.embed(text)
         for block in self.blocks:
             x = block(x)
+        return self.loss(x, text)
+
+    def embed(self, text: Tensor) -> Tensor:
+        x: Tensor = self.token(text[:, :-1]) + self.place(torch.arange(CONTEXT, device=text.device))
+        return x
+
+    def loss(self, x: Tensor, text: Tensor) -> Tensor:
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), text[:, 1:].flatten())
 
 
@@ -117,8 +124,11 @@ class GlobalBatches(Sampler[list[int]]):
             epoch, batch = divmod(position, per_epoch)
             order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(self.seed + epoch))
             whole = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            begin, own = sum(self.shares[: dist.get_rank()]), self.shares[dist.get_rank()]
-            yield whole[begin : begin + own].tolist()
+            yield self.share(whole).tolist()
+
+    def share(self, whole: Tensor) -> Tensor:
+        begin, own = sum(self.shares[: dist.get_rank()]), self.shares[dist.get_rank()]
+        return whole[begin : begin + own]
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}

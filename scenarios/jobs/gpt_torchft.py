@@ -101,12 +101,12 @@ def main() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     schedule = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: gpt.rate(step, args.steps))
     state = State(model, sgd, schedule)
-    meet(args.dir)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=TIMEOUT), load_state_dict=state.take, state_dict=state.give, min_replica_size=1,
         replica_id=f"replica_{replica}", hostname="localhost", use_async_quorum=False, init_sync=False, timeout=TIMEOUT,
         quorum_timeout=4 * TIMEOUT,
     )  # fmt: skip
+    meet(args.dir)  # a lighthouse waits only for replicas whose manager it knows
     train(args, manager, model, Optimizer(manager, sgd), schedule, text)
     manager.shutdown(wait=False)
 

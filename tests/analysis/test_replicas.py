@@ -137,14 +137,27 @@ def test_what_can_not_be_told_of_replicas_is_inconclusive(trainer: Any) -> None:
     assert (outcome, "not a job of 2 replicas" in reason) == (Outcome.INCONCLUSIVE, True)
 
 
-def taken_over(run: Record) -> Record:
-    """A replica that consumes in steps 18 to 20 what the other should have consumed, too. Both have equal samples."""
+def of_the_other(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The samples that the second replica has in a step in which the first has these."""
+    rows = [1000 + index for index in data["indices"]]
+    return {"samples": [f"d{row}" for row in rows], "indices": rows}
 
-    def twice(data: Mapping[str, Any]) -> dict[str, Any]:
-        return {**data, "samples": data["samples"] * 2, "indices": [*data["indices"], *data["indices"]]}
+
+def second(run: Record) -> Record:
+    return replace(run, events=tuple(
+        replace(one, data={**one.data, **of_the_other(one.data)}) if one.kind is Kind.STEP else one
+        for one in run.events
+    ))  # fmt: skip
+
+
+def taken_over(run: Record) -> Record:
+    """A replica that consumes in steps 18 to 20 what the other should have consumed, too."""
+
+    def both(data: Mapping[str, Any]) -> dict[str, Any]:
+        return {**data, **{name: [*data[name], *more] for name, more in of_the_other(data).items()}}
 
     return replace(run, events=tuple(
-        replace(one, data=twice(one.data)) if one.kind is Kind.STEP and 18 <= (one.step or 0) <= 20 else one
+        replace(one, data=both(one.data)) if one.kind is Kind.STEP and 18 <= (one.step or 0) <= 20 else one
         for one in run.events
     ))  # fmt: skip
 
@@ -152,15 +165,15 @@ def taken_over(run: Record) -> Record:
 def test_replicas_that_take_over_the_samples_of_another_are_judged_as_one_job(trainer: Any) -> None:
     """The global batch of each step is the twin's, whoever made it, so losses and parameters are the twin's too, except
     for rounding: another number of ranks sums in another order."""
-    twin = side_by_side(went_on(trainer), went_on(trainer))
-    run = side_by_side(taken_over(went_on(trainer)), healed(trainer))
+    twin = side_by_side(went_on(trainer), second(went_on(trainer)))
+    run = side_by_side(taken_over(went_on(trainer)), second(healed(trainer)))
     for name in ("loss_continuity", "parameter_digest", "sample_accounting"):
         assert said(name, run, [twin])[0] is Outcome.PASSED, said(name, run, [twin])
     assert "without replica 1, and the others took over its samples: all" in said("sample_accounting", run, [twin])[1]
     for much, outcome in ((1e-7, Outcome.PASSED), (1e-2, Outcome.FAILED)):
-        off = [changed(part, much) for part in (taken_over(went_on(trainer)), healed(trainer))]
+        off = [changed(part, much) for part in (taken_over(went_on(trainer)), second(healed(trainer)))]
         assert said("loss_continuity", side_by_side(*off), [twin])[0] is outcome, much
-    again = altered(healed(trainer), lambda data: {**data, **consumed(3)})
+    again = altered(second(healed(trainer)), lambda data: {**data, **consumed(3)})
     outcome, reason = said("sample_accounting", side_by_side(taken_over(went_on(trainer)), again), [twin])
     assert (outcome, "steps 4 and 21" in reason) == (Outcome.FAILED, True), reason
 

@@ -934,6 +934,70 @@ def _is_what_was_written(folder):
     return all(fault_tolerance.digest(folder / file) == known for file, known in _manifest(folder)["files"].items())
 
 
+def _with_one_rank(change):
+    """`change` is called with the names of the script itself, before it trains on one rank."""
+    import gpt
+
+    train = gpt.train
+
+    def changed(*args):
+        if os.environ["WORLD_SIZE"] == "1":
+            change(sys._getframe(1).f_globals)
+        train(*args)
+
+    gpt.train = changed
+
+
+def exchanges_two_layers():
+    """Gives the weights of the first layer to the last, and those of the last to the first, when it has all of them."""
+
+    def change(script):
+        import fault_tolerance
+
+        load = fault_tolerance.ModelState.load_state_dict
+        names = {"blocks.0.": "blocks.2.", "blocks.2.": "blocks.0."}
+
+        def loads(self, state):
+            load(self, {names.get(name[:9], name[:9]) + name[9:]: value for name, value in state.items()})
+
+        fault_tolerance.ModelState.load_state_dict = loads
+
+    _with_one_rank(change)
+
+
+def runs_the_layers_in_another_order():
+    """Loads each layer as it was, and begins with the last of them, when it has all of them."""
+
+    def change(script):
+        init, dict_of = script["Stage"].__init__, script["nn"].ModuleDict
+
+        def inits(self, whole):
+            init(self, whole)
+            self.blocks = dict_of(dict(reversed(self.blocks.items())))
+
+        script["Stage"].__init__ = inits
+
+    _with_one_rank(change)
+
+
+def forgets_the_moments_of_a_stage():
+    """Begins the moments of the last layer anew when it takes it over."""
+
+    def change(script):
+        load = script["OfStages"].load_state_dict
+
+        def loads(self, state):
+            load(self, state)
+            for name, weight in self.model.named_parameters():
+                if name.startswith("blocks.2."):
+                    for value in self.optimizer.state[weight].values():
+                        value.zero_() if value.ndim else None
+
+        script["OfStages"].load_state_dict = loads
+
+    _with_one_rank(change)
+
+
 def _with_replicas(change):
     """`change` is called with the names of the script itself before it makes its model."""
     import gpt

@@ -241,16 +241,21 @@ class Comparison:
     def _unseen(self) -> Finding | None:
         if self._unreported:
             return inconclusive(f"not all ranks reported step {min(self._unreported)}, in the run or in the twin")
-        silent = self._silent
+        silent, apart = self._silent, self._silent_apart
         for step in self._in_part():
             by_rank, twins = self._ours[step], self._twins[0][step]
             if by_rank.keys() != twins.keys():
-                blind = [rank for steps in (by_rank, twins) for rank, done in steps.items() if not done.loss_seen]
+                blind = [
+                    rank
+                    for steps, without in zip((by_rank, twins), apart, strict=True)
+                    for rank, done in steps.items()
+                    if not (done.loss_seen or rank in without)
+                ]
             else:  # a step without a backward has no loss, in neither run
                 both = [(rank, ours, twins[rank]) for rank, ours in by_rank.items()]
                 both = [(rank, ours, theirs) for rank, ours, theirs in both if ours.losses or theirs.losses]
-                blind = [rank for rank, ours, theirs in both if not (ours.loss_seen and theirs.loss_seen)]
-            blind = [rank for rank in blind if rank not in silent]
+                seen = [rank for rank, ours, theirs in both if ours.loss_seen and theirs.loss_seen]
+                blind = [rank for rank, _ours, _theirs in both if rank not in seen and rank not in silent]
             if blind:
                 return inconclusive(
                     f"the loss of step {step} on rank {blind[0]} was not seen, in the run or in the twin, although "
@@ -268,11 +273,19 @@ class Comparison:
 
     @cached_property
     def _silent(self) -> set[int]:
-        return without_losses(self._ours, self._twins[0])
+        """The ranks that have no loss in the steps that both runs made on the same ranks."""
+        both = Both.of(self._ours, self._twins[0])
+        return without_losses(both.ours, both.theirs)
+
+    @cached_property
+    def _silent_apart(self) -> tuple[set[int], set[int]]:
+        """The ranks that have no loss in the other steps, in the run and in the twin."""
+        apart = Both.of(self._ours, self._twins[0]).apart.tolist()
+        return without_losses(self._ours.at(apart)), without_losses(self._twins[0].at(apart))
 
     def _well(self) -> Finding:
         silent = self._silent
-        ranks = len(self._ours.executions.ranks - silent)
+        ranks = len(self._ours.executions.ranks - without_losses(self._ours))
         where = "1 rank" if ranks == 1 else f"{ranks} ranks"
         worst = max(self._distances(self._twins[:1]).values(), default=0.0)
         allowed = self._loss.largest
@@ -283,13 +296,14 @@ class Comparison:
             how = f"the twin's, {but_for_rounding(worst, self._history)}"
         dark = [step for step in self._ours if not self._loss.judges(step)]
         spared = f", except {_steps(dark)}, where the twins differ too much to decide" if dark else ""
-        if silent:
-            spared += f"; rank {_list(silent)} has none, in the run or in the twin, and was left out"
         lines = ", as far as the job's log shows" if self._history.source == "log" else ""
         changed = len(Both.of(self._ours, self._twins[0]).apart)
         means = "; in steps with another number of ranks, the means over the ranks were compared" if changed else ""
         if self._moved:
             means += f"; in {_steps(self._moved)} the ranks had each other's samples, and were compared by samples"
+        if silent:
+            none = "none in the other steps" if changed else "none, in the run or in the twin"
+            means += f"; rank {_list(silent)} has {none}, and was left out"
         return passed(
             f"the losses of all {len(self._ours)} steps on {where} are {how}{spared}{lines}{means}",
             steps=len(self._ours), ranks=ranks, largest_difference=worst, twins=len(self._twins),

@@ -201,6 +201,27 @@ def total_of(steps: Iterable[Mapping[int, Execution]], read: Read) -> Samples:
     return Counter(sample for by_rank in steps for sample in counts_of(by_rank, read).elements())
 
 
+def are_copied(steps: StepTable) -> bool:
+    """Whether in each step some ranks consumed the same samples, as the stages of a pipeline do."""
+    return len(steps) > 0 and bool(steps.any(_is_copy(steps)).all())
+
+
+def without_copies(steps: StepTable) -> StepTable:
+    """The steps without the ranks that consumed the same samples as a rank before them."""
+    return StepTable(steps.executions.at(~_is_copy(steps)))
+
+
+def _is_copy(steps: StepTable) -> Array:
+    """For each execution, whether a rank before it consumed the same samples in the step."""
+    every = steps.executions
+    step, total = every.global_step, every.column("samples_sum")
+    order = np.lexsort((every.rank, total, step))
+    again = np.append(False, (np.diff(step[order]) == 0) & (total[order][1:] == total[order][:-1]))[: len(order)]
+    found = np.zeros(len(order), bool)
+    found[order] = again
+    return found & every.samples_known & (every.column("in_samples") > 0)
+
+
 def all_known(by_rank: Mapping[int, Execution]) -> bool:
     """Whether the samples of all ranks can be compared with others: each was seen, or their sum is known."""
     return all(execution.samples_seen or execution.sums is not None for execution in by_rank.values())

@@ -15,6 +15,7 @@ from torchaos.harness.analysis.comparison.losses import without_data
 from torchaos.harness.analysis.comparison.sample_counts import (
     FirstUses,
     all_known,
+    are_copied,
     are_same,
     are_summed,
     by_index,
@@ -25,6 +26,7 @@ from torchaos.harness.analysis.comparison.sample_counts import (
     not_surely_same,
     ranges,
     reader,
+    without_copies,
 )
 from torchaos.harness.analysis.comparison.sample_reasons import (
     ONE_SUM,
@@ -44,6 +46,7 @@ from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, i
 from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.execution import sums_of
 
 _BLIND = "without a twin, samples that were skipped in steps that were done only once can't be found"
@@ -144,6 +147,8 @@ def _against(
     """The finding about the samples. `made`: a clause if the job made other inputs of its samples than in the twin."""
     stages = without_data(ours, theirs)
     ours, theirs, early = (table.without_ranks(stages) for table in (ours, theirs, early))
+    if len(Both.of(ours, theirs).apart) and are_copied(theirs):  # the stages of a pipeline may be divided anew
+        ours, theirs, early = (without_copies(table) for table in (ours, theirs, early))
     doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
     whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
     seen = [step for step in whole if all_known(early[step]) and all_known(theirs[step])]

@@ -55,7 +55,6 @@ def main(wrap=lambda manager, net: net, exchange=exchange, moments=True):
     parser.add_argument("--least", type=int, default=1)  # replicas that make a step
     args = parser.parse_args()
     replica, replicas = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["NUM_REPLICA_GROUPS"])
-    meet(args.dir, replica, replicas)
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     data = TensorDataset(torch.randn(SAMPLES, 16), torch.randn(SAMPLES, 1))
@@ -76,6 +75,7 @@ def main(wrap=lambda manager, net: net, exchange=exchange, moments=True):
         min_replica_size=args.least, replica_id=f"replica_{replica}", hostname="localhost", use_async_quorum=False,
         timeout=timedelta(seconds=20), quorum_timeout=timedelta(seconds=120),
     )  # fmt: skip
+    meet(args.dir, replica, replicas)  # a lighthouse waits only for replicas whose manager it knows
     model, optimizer = wrap(manager, net), Optimizer(manager, adam)
     batches = iter(DataLoader(data, batch_sampler=Batches(manager, replica, replicas, args.seed)))
     while manager.current_step() < args.steps:

@@ -1,5 +1,6 @@
 """All that a plug-in imports, for a fault, an assertion, a launcher, a condition, a probe or a checkpoint format. Names
-that only some plug-ins need are in `evidence`, `undo`, `analysis`, `families`, `launchers` and `checkpoints`.
+that only some plug-ins need are in `evidence`, `undo`, `analysis`, `families`, `launchers`, `checkpoints` and
+`testing`.
 
 Semantic versioning covers the names in `__all__`, here and in these modules, and nothing else: modules of
 `torchaos.harness` may move at any time. A plug-in may state in its module for which API it is written, as in `API = 1`;

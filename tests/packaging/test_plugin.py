@@ -12,7 +12,8 @@ import pytest
 
 import torchaos.plugin as face
 from torchaos.harness import registry
-from torchaos.harness.interfaces import Evidence
+from torchaos.harness.interfaces import Evidence, Outcome
+from torchaos.plugin.testing import records_in
 
 from .conftest import REPOSITORY, run
 
@@ -91,3 +92,14 @@ def test_what_is_not_there_in_a_rank_says_so(tmp_path: Path) -> None:
     source = tmp_path / "mine.py"
     source.write_text(MINE)
     run(sys.executable, "-I", "-S", "-c", LOAD, REPOSITORY / "harness", source, cwd=REPOSITORY)
+
+
+def test_a_recorded_run_is_a_test_of_a_plug_in() -> None:
+    """A run directory gives what `felt` and `judge` get: of the run, and of a twin in which nothing was hit."""
+    run, twins = records_in(REPOSITORY / "tests/data/runs/kill")
+    (fault,) = run.plan.faults
+    injector = registry.injector_of(fault)
+    assert injector.felt(run, fault.id)
+    assert twins
+    assert not injector.felt(twins[0], fault.id)
+    assert registry.find("assertions", "loss_continuity")().judge(run, twins).outcome is Outcome.PASSED

@@ -161,6 +161,10 @@ CLAIMS: Mapping[str, Claim] = {
         "The step from which that attempt continued is not known, and so the cause is not known either.",
         "nothing: no witness places the attempt",
     ),
+    "other replicas": Claim(
+        "A replica had gone or come back by then; why the numbers are others is not known.",
+        "the steps of each replica",
+    ),
     "fault or job": Claim(
         "The job had not been restarted by then: either the fault itself changed the numbers, or the job is not "
         "deterministic.",

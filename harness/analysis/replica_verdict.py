@@ -90,7 +90,8 @@ def as_one_job(run: Record) -> Record:
     for step, together in sorted(of_step.items()):
         if there != (there := {one.rank for one in together}):
             begun_s = min(one.mono_s for one in together)
-            attempts.append(Attempt(len(attempts), 0, {}, begun_s, None, len(there), base=step - 1))
+            base = None if attempts else step - 1  # later, nothing is resumed
+            attempts.append(Attempt(len(attempts), 0, {}, begun_s, None, len(there), base))
         made += [with_values(one, {"attempt": len(attempts) - 1}) for one in together]
     made.sort(key=lambda one: (one.attempt, one.mono_s))
     whole = replace(without_those_of_steps(run))

@@ -121,7 +121,7 @@ def test_an_attempt_that_is_not_placed_has_no_cause(trainer: Any) -> None:
     """Where its steps belong is not known, so nothing can be compared."""
     run, twin = trainer(kills=KILL).record(), trainer().record()
     last = run.history.segments[-1]
-    history: Any = SimpleNamespace(segments=[replace(last, base=None)])
+    history: Any = SimpleNamespace(segments=[replace(last, base=None)], attempt=run.history.attempt)
     ours, theirs = run.history.by_step(), twin.history.by_step()
     cause = likeliest_cause(run, history, ours, theirs, Difference("loss", 20, 0, 1.0, 2.0, 1.0))
     assert cause == (

@@ -27,7 +27,7 @@ from torchaos.harness.analysis.checkpointing.local_disks import out_of_reach
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.checkpoint_names import checkpoint_of
-from torchaos.harness.record.history import Execution, History, Load, Save, Segment, saved_as
+from torchaos.harness.record.history import Attempt, Execution, History, Load, Save, Segment, saved_as
 from torchaos.harness.record.history.step_evidence import OPTIMIZER, RECORD, SAMPLES, Witness
 from torchaos.harness.record.record import Record
 
@@ -146,6 +146,11 @@ def _in_step(history: History, part: Segment) -> Segment | None:
     return None
 
 
+def is_of_other_replicas(attempt: Attempt) -> bool:
+    """Whether this is no attempt of a torchrun, but the steps of other replicas than before (`as_one_job`)."""
+    return attempt.base is None and not attempt.ranks and attempt.world_size > 0
+
+
 def resumed_in_words(history: History, step: Execution) -> str:
     """Where the job resumed before it made a step, as a phrase for sentences about the step's differences."""
     own = [part for part in history.segments if part.number == step.attempt and part.after <= step.segment]
@@ -153,6 +158,8 @@ def resumed_in_words(history: History, step: Execution) -> str:
         return f"after the job went back to step {own[-1].base}"
     resumed = history.attempt(step.attempt)
     earlier = (history.executions.attempt < step.attempt).any()
+    if resumed is not None and earlier and is_of_other_replicas(resumed):
+        return "after other replicas had begun to make the steps"
     if resumed is None or resumed.base is None or not earlier:
         return "without any restart before it"
     return f"after the resume from step {resumed.base}"

@@ -23,7 +23,7 @@ from torchaos.harness.analysis.checkpointing.restored_state import (
     in_words,
     trained_since,
 )
-from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart
+from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, is_of_other_replicas
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
@@ -88,6 +88,8 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
             if segment.number == drifted.attempt and (other := apart(segment)) and other.sure:
                 short = _steps_apart(other, segment)
         return Cause(said("cause", where="before the job was restarted", causes=short, besides=""), short)
+    if (life := history.attempt(here.attempt)) is not None and is_of_other_replicas(life):
+        return Cause(said("other replicas"))
     if part is None or part.base is None:
         return Cause(said("unplaced"))
     later = any(segment.number == part.number and segment.after < part.after for segment in history.segments)

@@ -364,6 +364,26 @@ def test_a_trigger_beyond_the_end_of_the_job_says_both_steps(trainer: Any) -> No
     assert "the job ended at step 30; the fault was planned for step 500" in result.reason
 
 
+@pytest.mark.parametrize(("code", "logged", "told"), [(0, False, True), (1, True, True), (1, False, False)])
+def test_a_job_whose_ranks_were_not_found_says_what_a_rank_is(
+    trainer: Any, code: int, logged: bool, told: bool
+) -> None:
+    """A fault that never landed in a job that worked, by its exit code or the steps in its log, while none of its
+    processes was a rank: whoever reads that starts the job by torchrun. A job that failed before a step has no such
+    reason."""
+    run = trainer().record()
+    begun, ended = run.events[0], run.events[-1]
+    data = {"fault": "kill", "reason": ENDED_BEFORE, "ended_before": True}
+    missed = replace(ended, kind=Kind.MISSED, data=data)
+    line = replace(begun, kind=Kind.LOG_STEP, mono_s=begun.mono_s + 1.0, data={"step": 3, "loss": 2.5, "lr": None})
+    end = replace(ended, data={**ended.data, "exit_code": code})
+    events = (begun, *([line] if logged else []), missed, end)
+    reason = judged(replace(run, events=events), asserts=()).faults[0].reason
+    said = "it never landed: no rank was found; a process is a rank if it has RANK, LOCAL_RANK and TORCHELASTIC_RUN_ID"
+    assert reason.startswith(said) is told, reason
+    assert "no rank was found" not in judged(plus(run, missed), asserts=()).faults[0].reason
+
+
 def test_a_trigger_in_a_rank_that_makes_no_steps_says_so(trainer: Any) -> None:
     """A rank that only serves data: its step never comes, however long the job trains."""
     run = trainer().record()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -31,6 +32,7 @@ from torchaos.harness.scenario import load
 from torchaos.harness.scenario.values import NAME
 
 _STEP, _TIMEOUT_S = 18, 600.0  # used unless the run without faults shows better values
+_EVERY = re.compile(r"--(?:save|ckpt|checkpoint)\w*?[-_](?:every|steps|interval|freq)[\w-]*[ =](\d+)(?= |$)")
 
 
 @cli.command(cls=WithCommand)
@@ -53,7 +55,8 @@ def init(output: Path, no_look: bool, quiet: bool, given: Sequence[str] = ()) ->
     if given and draft.script and not draft.script.path.is_file():
         raise UsageError(f"{draft.script.path}: there is no such file; correct the command, or change the folder")
     draft.cwd = os.path.relpath(draft.cwd, output.parent)
-    text = scenario_text(_name(output), draft, _STEP, _TIMEOUT_S, {})
+    step, check = _step(draft)
+    text = scenario_text(_name(output), draft, step, _TIMEOUT_S, {})
     _write_new(output, text)
     click.echo(f"{output}: written")
     _tell("assumed", draft.assumed)
@@ -64,11 +67,26 @@ def init(output: Path, no_look: bool, quiet: bool, given: Sequence[str] = ()) ->
     if draft.launcher == "slurm" and "SLURM_JOB_ID" not in os.environ:
         no_look = True
         _tell("look", ["the job was not run, because that needs nodes; in an allocation (salloc), init runs it"])
+        if draft.nodes <= 1:
+            _tell("look", ["it has one node: without the line `launcher: slurm`, it is run on this machine"])
     code = ExitCode.PASSED if no_look else _look(output, draft, text, quiet)
     if no_look:
-        _tell("check", [f"step {_STEP} for the kill: it must lie between two checkpoints, before the job's end"])
+        _tell("check", [check])
     _tell("next", [f"torchaos plan {output}", " ".join([*draft.allocation, f"torchaos run {output}"])])
     sys.exit(code)
+
+
+def _step(draft: Draft) -> tuple[int, str]:
+    """The step for the kill without a look at the job, and what the user must check of it. It is between two
+    checkpoints if an option of the command says how often the job saves."""
+    every = _EVERY.search(shlex.join(draft.command))
+    if every is None or int(every[1]) < 2:
+        return _STEP, f"step {_STEP} for the kill: it must lie between two checkpoints, before the job's end"
+    saves = int(every[1])
+    step = _STEP if saves < _STEP and _STEP % saves else 2 * saves + saves // 2
+    before = step - step % saves
+    told = f"step {step} for the kill: between the checkpoints of {before} and {before + saves}, by {every[0]}"
+    return step, f"{told}; it must be before the job's end"
 
 
 def _name(output: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,16 @@ def _sender(number: int) -> str:
     if is_halted():
         return "torchaos halt"
     name = signal.Signals(number).name
-    return f"Ctrl-C ({name})" if number == signal.SIGINT else name
+    return f"Ctrl-C ({name})" if number == signal.SIGINT and _has_terminal() else name
+
+
+def _has_terminal() -> bool:
+    """Whether somebody may have pressed Ctrl-C: a run that pytest started has no terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

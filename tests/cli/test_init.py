@@ -39,6 +39,31 @@ def init(*words: str) -> str:
     return CliRunner().invoke(cli, ["init", "--no-look", *words], catch_exceptions=False).stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "step", "says"),
+    [
+        ([], 18, "step 18 for the kill: it must lie between two checkpoints, before the job's end"),
+        (["--save-every", "7"], 18, "between the checkpoints of 14 and 21, by --save-every 7; it must be before"),
+        (["--save_steps=6"], 15, "between the checkpoints of 12 and 18, by --save_steps=6; it must be before"),
+        (["--checkpoint-interval", "100"], 250, "between the checkpoints of 200 and 300, by --checkpoint-interval 100"),
+    ],
+)
+def test_the_step_is_between_two_checkpoints(project: Path, words: list[str], step: int, says: str) -> None:
+    """Without a look at the job, an option of the command may say how often it saves."""
+    assert says in init("--", "torchrun", "--nproc-per-node", "2", "train.py", *words)
+    plan = make_plan(load(project / "kill-rank.yaml"), project / "kill-rank.yaml", 0)
+    assert getattr(plan.faults[0].trigger, "step", None) == step
+
+
+def test_a_batch_script_of_one_node_may_run_here(project: Path) -> None:
+    """Slurm is needed for several nodes; for one, the line that asks for it may be taken out."""
+    (project / "x.sbatch").write_text("#SBATCH -N 1\nsrun torchrun --nproc-per-node 2 train.py\n")
+    said = "without the line `launcher: slurm`, it is run on this machine"
+    assert said in init("--", "sbatch", "x.sbatch")
+    (project / "x.sbatch").write_text("#SBATCH -N 2\nsrun torchrun --nproc-per-node 2 train.py\n")
+    assert said not in init("-o", "two.yaml", "--", "sbatch", "x.sbatch")
+
+
 def test_a_bare_command_becomes_a_scenario_that_can_be_planned(project: Path) -> None:
     """Restarts and a folder of its own in each run are added, each is said, and nothing is left to warn of."""
     said = init("--", "torchrun", "--nproc-per-node", "2", "train.py", "--steps", "40")

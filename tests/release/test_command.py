@@ -182,6 +182,17 @@ def test_a_failure_that_follows_from_a_waived_one_is_told_so(failing: Release) -
         assert done.returncode == 1
         assert "it follows from loss_continuity, which is waived" in " ".join(done.stdout.split())
 
+    def more_follow(result: Any) -> None:
+        for case in result["cases"]:
+            if case["name"] in ("restarts", "completed"):
+                case.update(verdict="failed", follows="loss_continuity")
+
+    for path in failing.runs.rglob("result.json"):
+        change_json(path, more_follow)
+    said = " ".join(gate(failing.home, failing.file, "runs").stdout.split())
+    every = "waive checkpoint_integrity, restarts and completed too"
+    assert f"3 of these follow from loss_continuity, which is waived: {every}" in said
+
 
 def test_the_webhook_is_told(failing: Release, server: Server) -> None:
     """With --webhook, the verdict and what did not pass go to the server; a server that refuses changes no verdict."""

@@ -230,18 +230,25 @@ def _brief(pen: Pen, result: Result) -> None:
     for reason, cases in [*told.items()][:_MOST]:
         name = pen.text(f"{', '.join(name_in_words(case.name) for case in cases)}:", "bold")
         pen.row([(pen.mark(cases[0].verdict), 1), (name, name.cell_len)], pen.text(reason), indent=3, most=4)
-        _hint(pen, result, cases[0])
     left = len(red) - sum(len(cases) for cases in [*told.values()][:_MOST])
     if left:
         pen.row([], pen.text(f"and {left} more", "dim"), indent=5)
+    _hint(pen, result)
     if red and result.run_dir:
         pen.long_line(pen.text("more", "dim"), 5, f"torchaos judge -v {shlex.quote(result.run_dir)}")
 
 
-def _hint(pen: Pen, result: Result, case: Case) -> None:
-    """Prints what to do about a failure that follows from a waived failure."""
-    if case.follows and any(is_waived(other) and other.name.startswith(case.follows) for other in result.cases):
-        words = f"it follows from {case.follows}, which is waived: waive {case.name} too, if it may fail for that"
+def _hint(pen: Pen, result: Result) -> None:
+    """Prints what to do about all failures that follow from a waived failure."""
+    waived = [case.name for case in result.cases if is_waived(case)]
+    follow: dict[str, list[str]] = {}
+    for case in result.cases:
+        if case.verdict is not Verdict.PASSED and any(name.startswith(case.follows or "\n") for name in waived):
+            follow.setdefault(str(case.follows), []).append(case.name)
+    for cause, names in follow.items():
+        subject = "it follows" if len(names) == 1 else f"{len(names)} of these follow"
+        every = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        words = f"{subject} from {cause}, which is waived: waive {every} too, if it may fail for that"
         pen.row([], pen.text(words, "yellow"), indent=5)
 
 
@@ -258,7 +265,7 @@ def _result(pen: Pen, result: Result) -> None:
         pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.reason), indent=3)
         if figures := against(case):
             pen.row([(Text(), 1), (Text(), width)], pen.text(figures, "dim"), indent=3)
-        _hint(pen, result, case)
+    _hint(pen, result)
     if others:
         names = ", ".join(name_in_words(case.name) for case in others)
         pen.row([(pen.mark(Verdict.PASSED), 1)], pen.text(names, "dim"), indent=3)

@@ -135,3 +135,11 @@ def test_a_file_of_another_kind_is_one_sentence(command: str, name: str, tmp_pat
     kind = {"scenario.yaml": "a scenario", "gate.yaml": "a gate", "day.yaml": "a game day"}.get(name)
     if kind and command in own:
         assert f"this is {kind}; use `torchaos " in line
+
+
+def test_a_missing_folder_is_told_as_such(tmp_path: Path) -> None:
+    """Not the script in it, and not the command."""
+    path = tmp_path / "a.yaml"
+    path.write_text("scenario: a\njob: {command: torchrun train.py, cwd: ../nothere}\nassert: [completed]\n")
+    assert any(f"{tmp_path.parent / 'nothere'}: there is no such folder; correct job.cwd" in line
+               for line in said("validate", path))  # fmt: skip

@@ -238,6 +238,8 @@ def missing_script(job: Job, launcher: str, file: Path) -> str:
     here = file.parent.absolute()
     command, cwd = _line(job, here, placeholders(here))
     script = script_of(command) if _launcher_if_known(job, launcher, file).host_programs else None
+    if script and "{" not in str(cwd) and not cwd.is_dir():
+        return f"{os.path.normpath(cwd)}: there is no such folder; correct job.cwd"
     is_missing = script and "{" not in script and not (cwd / script).is_file()
     return f"{cwd / str(script)}: there is no such file; correct job.command or job.cwd" if is_missing else ""
 

@@ -161,6 +161,18 @@ _LATER = {
 }  # fmt: skip
 
 
+# The order in which a step computes its quantities.
+_COMPUTED = (
+    What.SAMPLES, What.COMPUTED, What.RATE, What.LOSSES, What.LOSS, What.PARAMETERS, What.REPLICAS, What.SAVED,
+    What.LOADED,
+)  # fmt: skip
+
+
+def came_at(first: First | None) -> tuple[float, int] | None:
+    """The place of what was wrong first in the order of the steps and of what they compute. None if it has none."""
+    return (first.step, _COMPUTED.index(first.what)) if first and first.what in _COMPUTED else None
+
+
 def linked(cases: Sequence[Case], findings: Sequence[Finding], faults: Sequence[Case] = ()) -> list[Case]:
     """The cases of the assertions, each failed case with the failed case from which it follows, and each case that
     lacks a landed fault with the case of the faults. `faults`: the case of the faults, if there is one."""

@@ -24,7 +24,7 @@ from torchaos.harness.analysis.ending import (
     not_resumed,
     twins_end_apart,
 )
-from torchaos.harness.analysis.explanations import because, causes_in_words, linked, split_brain
+from torchaos.harness.analysis.explanations import because, came_at, causes_in_words, linked, split_brain
 from torchaos.harness.analysis.gates import (
     NOTHING_RECORDED,
     fault_result,
@@ -41,7 +41,7 @@ from torchaos.harness.analysis.replica_verdict import judged
 from torchaos.harness.analysis.timeout_advice import advice
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.host.processes import uncollected
-from torchaos.harness.interfaces import ChaosError, Finding, Harm, Need, Outcome, UsageError, What, inconclusive
+from torchaos.harness.interfaces import ChaosError, Finding, First, Harm, Need, Outcome, UsageError, What, inconclusive
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
@@ -91,7 +91,8 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     if split := next(filter(None, map(split_brain, parts)), None):
         cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
     rollback = _rollback_case(run)
-    verdict, reason, decided_by = _overall(run, twins, cases, mixed, faults)
+    firsts = {named.name: found.first for named, found in zip(run.plan.asserts, findings, strict=True)}
+    verdict, reason, decided_by = _overall(run, twins, cases, mixed, faults, firsts)
     if verdict is not Verdict.PASSED:
         died, unloaded = died_by_itself(run), not_resumed(run) if verdict is Verdict.FAILED else ""
         if why := died or (reason if run.stopped and never_started(run) else unloaded):
@@ -211,10 +212,12 @@ def _owner(event: Event) -> str:
 
 
 def _overall(
-    run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, faults: Sequence[FaultResult]
+    run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, faults: Sequence[FaultResult],
+    firsts: Mapping[str, First | None],
 ) -> tuple[Verdict, str, str]:  # fmt: skip
     """Verdict, reason, and the case that decided. `mixed`: why it is not known which step belongs to which rank; None
-    if this is known. If a fault did not land or was not felt, everything is inconclusive. So is a run
+    if this is known. `firsts`: what was wrong first, by assertion. Of failures that follow from no other, the one that
+    went wrong first leads. If a fault did not land or was not felt, everything is inconclusive. So is a run
     whose journal has missing or unreadable lines, because their contents are not known. Otherwise failed comes before
     inconclusive."""
     stopped = run.stopped.data if run.stopped else None
@@ -239,7 +242,12 @@ def _overall(
     if mixed and not split:
         return Verdict.INCONCLUSIVE, mixed, ""
     for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
-        if root := next((case for case in found if case.follows is None), None):
+        roots = [case for case in found if case.follows is None]
+        if roots:
+            timed = {case.name: at for case in roots if (at := came_at(firsts.get(case.name)))}
+            root = (
+                min(roots, key=lambda case: timed.get(case.name, (math.inf, 0))) if roots[0].name in timed else roots[0]
+            )
             return root.verdict, f"{root.name}: {root.reason}", root.name
     stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
     if stages and stages[-1] != "end":

@@ -63,6 +63,15 @@ def test_a_schedule_is_a_cause_of_its_own(trainer: Any) -> None:
     assert [case.follows for case in result.cases] == [None, None, None]
 
 
+@pytest.mark.parametrize("asserts", [["lr_continuity", "sample_accounting"], ["sample_accounting", "lr_continuity"]])
+def test_of_several_causes_the_first_in_the_flow_of_the_data_leads(trainer: Any, asserts: list[str]) -> None:
+    """A step takes its samples before its rate, in whichever order the scenario names them."""
+    run = trainer(kills=[(18, 1)], broken=frozenset({"sampler", "schedule"})).record()
+    result = judged(run, trainer().record(), asserts)
+    assert result.decided_by == "sample_accounting"
+    assert result.reason.startswith("sample_accounting: ")
+
+
 def test_a_chain_has_one_root() -> None:
     """Samples, loss, parameters, checkpoint: all follow from the samples, and so says each."""
     assert links(

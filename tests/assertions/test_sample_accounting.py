@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -594,6 +595,24 @@ def test_samples_after_equal_parameters_are_not_computed_from_others(trainer: An
     assert may_follow.first == First(What.COMPUTED, 17)
     assert "the job may compute them, and then they may follow from what differed before" in may_follow.reason
     assert SampleAccounting().judge(seen(run), [seen(twin)]).first == First(What.SAMPLES, 17)
+
+
+def test_the_places_of_a_small_world_come_again(trainer: Any) -> None:
+    """A policy that was wrong meets other places than the twin's, which the twin met in other steps: they follow from
+    its weights all the same, and nothing was skipped or repeated."""
+
+    def met(record: Any) -> Any:
+        events = (
+            replace(e, data={**e.data, "samples": [str(zlib.crc32(each.encode()) % 3) for each in e.data["samples"]]})
+            if e.kind is Kind.STEP else e
+            for e in record.events
+        )  # fmt: skip
+        return replace(record, events=tuple(events))
+
+    run = met(_computed(trainer(kills=[(18, 1)]).record(), 0.5))
+    finding = SampleAccounting().judge(run, [met(_computed(trainer().record()))])
+    assert finding.first == First(What.COMPUTED, 18)
+    assert "never used" not in finding.reason
 
 
 def test_steps_without_samples_in_both_runs_are_left_out(trainer: Any) -> None:

@@ -63,7 +63,7 @@ class Computed:
     def follows(self, step: int) -> bool:
         """Whether the samples of the step may have been computed from parameters that differed before. In the first
         step after a restart they come from what was restored, and must be the twin's. Samples that the twin used in
-        another step were not computed."""
+        another step were not computed, unless it met equal ones in one step: then there are few different ones."""
         mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
         if not mine or not twins or self._resumed_in(step) or self._began_alike(step):
             return False
@@ -107,9 +107,16 @@ class Computed:
         return may_be_rounding(found, self._history)
 
     @cached_property
+    def are_few(self) -> bool:
+        """Whether a step of a rank mostly has equal samples. Then the job meets few different ones, such as the places
+        of a small world, and meets those of the twin again, too."""
+        own = [digests_of(step) for step in self._theirs.executions]
+        return 2 * sum(len(set(samples)) < len(samples) for samples in own) > len(own)
+
+    @cached_property
     def _used(self) -> set[object]:
-        """The digests of all samples of the twin."""
-        return set(total_of(self._theirs.values(), digests_of))
+        """The digests of all samples of the twin that show that a sample was not computed."""
+        return set() if self.are_few else set(total_of(self._theirs.values(), digests_of))
 
 
 def in_words(named_alike: bool) -> str:
@@ -119,10 +126,11 @@ def in_words(named_alike: bool) -> str:
     return "have no indices and come from no data loader: the job may compute them"
 
 
-def other_inputs(step: int) -> Finding:
-    """The failure of a step whose samples differ and may have been computed."""
+def other_inputs(step: int, are_few: bool) -> Finding:
+    """The failure of a step whose samples differ and may have been computed. `are_few`: see Computed."""
+    new = "" if are_few else ", which the twin never used"
     return failed(
-        f"step {step} trained on other samples than in the twin, which the twin never used. They "
+        f"step {step} trained on other samples than in the twin{new}. They "
         f"{in_words(False)}, and then they may follow from what differed before",
         First(What.COMPUTED, step), step=step,
     )  # fmt: skip

@@ -179,7 +179,7 @@ def _against(
                 unseen = unseen or (None if is_rounding else _unclear(step, words))
                 continue
             differ = differ_somehow(ours, theirs, step) if by_sum else differs(history, ours, theirs, step)
-            return _uneven(theirs) or (other_inputs(step) if follows else differ)
+            return _uneven(theirs) or (other_inputs(step, computed.are_few) if follows else differ)
     if rounded and not unseen:
         total = _total(ours.without(rounded))
         return passed(

@@ -31,11 +31,7 @@ class InMemory(Checkpoints):
         self.group = dist.new_group(backend="gloo", timeout=timeout)
         self.finisher, self.pending = ThreadPoolExecutor(1), None
         rank, world = dist.get_rank(), dist.get_world_size()
-        if PORT not in os.environ:
-            sys.exit(f"rank {rank}: this node has no memory keeper: run memory_keeper.py torchrun ... on each node")
-        addresses: list[Any] = [None] * world
-        dist.all_gather_object(addresses, (own_host(), int(os.environ[PORT])), group=self.group)
-        self.keepers = [Keeper(*address) for address in addresses]  # by rank
+        self.keepers = keepers(self.group)
         self.mine, self.peers = self.keepers[rank], self.keepers[(rank + 1) % world]
 
     def save(self, step: int, parts: dict[str, Stateful]) -> None:
@@ -69,6 +65,17 @@ class InMemory(Checkpoints):
         """A keeper that has a part: that of this node, if it does."""
         has = [keeper for keeper, parts in zip(self.keepers, everywhere, strict=True) if (step, rank) in parts]
         return self.mine if self.mine in has else has[0]
+
+
+def keepers(group: dist.ProcessGroup) -> list[Keeper]:
+    """The keeper of each rank's node. All ranks call this."""
+    if PORT not in os.environ:
+        sys.exit(
+            f"rank {dist.get_rank()}: this node has no memory keeper: run memory_keeper.py torchrun ... on each node"
+        )
+    addresses: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(addresses, (own_host(), int(os.environ[PORT])), group=group)
+    return [Keeper(*address) for address in addresses]
 
 
 def newest(everywhere: list[list[tuple[int, int]]]) -> int:

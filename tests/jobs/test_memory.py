@@ -141,3 +141,15 @@ def test_a_keeper_that_is_gone_costs_a_save_and_not_the_job(
     store.save(4, {"part": Part(4)})
     store.ready(8)
     assert "the checkpoint before step 8 failed, training goes on" in capsys.readouterr().out
+
+
+def test_a_save_is_over_when_its_copy_has_arrived(store: Any, keeper: Any, tmp_path: Path) -> None:
+    """The checkpoint of gpt_mirrored.py is in its folder, and what this rank wrote of it in the keeper, too."""
+    mirrored = importlib.import_module("gpt_mirrored").Mirrored(tmp_path, 3, timedelta(seconds=30))
+    mirrored.save(5, {"part": Part(5)})
+    mirrored.wait()
+    (written,) = (tmp_path / "step-5").glob("__0_*.distcp")
+    assert seen(keeper).get(5, 0) == written.read_bytes()
+    part = Part(0)
+    assert mirrored.restore({"part": part}) == 5
+    assert part.value.tolist() == [5.0, 5.0]

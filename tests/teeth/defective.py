@@ -887,6 +887,21 @@ def _rank():
     return gpt.dist.get_rank()
 
 
+def stands_still_for_each_copy():
+    """Trains no further until the copy of a checkpoint has arrived at the other node."""
+
+    def waits(store):
+        save = store.save
+
+        def and_wait(self, step, parts):
+            save(self, step, parts)
+            self.wait()
+
+        store.save = and_wait
+
+    _with_store(waits)
+
+
 def trusts_the_shared_files_only():
     """Goes back to the shared file system, though the local disks have a newer checkpoint."""
 

@@ -49,10 +49,10 @@ MISTAKES: dict[str, tuple[Callable[[Release], None], str]] = {
     "an unknown key": (of(waiver=[]), "gate.yaml:8:1: unknown key 'waiver'; did you mean 'waivers'?"),
     "no age": (of(max_age=None), "gate.yaml:4:10: "),
     "an age without a unit": (of(max_age=5), "gate.yaml:4:10: 5 is not a duration"),
-    "no scenarios": (of(scenarios=[]), "gate.yaml:2:12: scenarios: list should have at least 1 item"),
+    "no scenarios": (of(scenarios=[]), "gate.yaml:2:12: scenarios is empty; write at least one"),
     "no such folder": (of(scenarios=["scenario"]), "gate.yaml:3:3: scenario: there is no such file or folder"),
     "a folder of the gate alone": (of(scenarios=["."]), "gate.yaml:3:3: .: there is no *.yaml in it"),
-    "no environment": (of(environments={}), "gate.yaml:5:15: environments: dictionary should have at least 1 item"),
+    "no environment": (of(environments={}), "gate.yaml:5:15: environments is empty; write at least one"),
     "an unknown scenario": (
         ci(bounds={"kil": [BOUND]}), "gate.yaml:8:7: no scenario is called 'kil'; did you mean 'kill'?",
     ),

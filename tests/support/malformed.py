@@ -88,7 +88,7 @@ CASES = (
     Case("empty job", GOOD[GOOD.index("job:") : GOOD.index("faults:")], "job:\n", "4:5", ("job", "mapping", "empty")),
     Case("an assertion that is a number", "  - loss_continuity", "  - 3", "14:5", ("write a name",)),
     Case("two assertions in one", "  - loss_continuity", "  - {loss_continuity: {}, completed: {}}", "14:5", ("a name with",)),
-    Case("an empty assert", GOOD[GOOD.index("assert:") :], "assert: []\n", "12:9", ("assert", "at least 1")),
+    Case("an empty assert", GOOD[GOOD.index("assert:") :], "assert: []\n", "12:9", ("assert is empty", "write at least one")),
     # names
     Case("unknown injector", "process.kill", "process.kil", "9:13", ("'process.kil'", "'process.kill'")),
     Case("unknown injector, nothing near", "process.kill", "zzz", "9:13", ("'zzz'", "list injectors")),

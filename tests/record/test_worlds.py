@@ -157,6 +157,9 @@ def test_weights_that_the_job_changes_after_a_step_are_not_put_back(world: Any) 
     World(reloads=True, every=5, ranks_later=2),
     World(reloads=True, every=3, log=1, log_anew=True, kills=(6, 8), swapped=True),
     World(reloads=True, every=3, log=1, state="steps", counter=False, best=True, seed=9),
+    World(reloads=True, every=5, kills=(9,), log=1, log_from=-1),
+    World(reloads=True, every=5, kills=(9, 9), log=1, log_from=-1, names="iter_{}/model.pt", from_zero=True),
+    World(reloads=True, every=5, kills=(9,), log=1, log_from=-1, losses=False, samples=False),
 ])  # fmt: skip
 def test_weights_that_are_put_back_alone_leave_the_step_where_it_was(world: Any) -> None:
     """A job goes back to older weights, such as the best ones, while its data, its counter and its log go on. It does

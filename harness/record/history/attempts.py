@@ -15,7 +15,6 @@ from torchaos.harness.record.checkpoint_names import number_in_name
 from torchaos.harness.record.history.saves_and_loads import Load, number_in_contents
 from torchaos.harness.record.history.step_evidence import (
     KINDS,
-    LOG,
     LOSSES,
     OPTIMIZER,
     SAMPLES,
@@ -48,20 +47,19 @@ class Segment:
             for witness in trained
         )
 
-    def counts_on(self, before: Segment, straight: int, warmed_up: bool) -> bool:
+    def counts_on(self, straight: int, logged_on: bool | None, warmed_up: bool) -> bool:
         """Whether only the model was put back in the segment, and the training goes on from the step `straight`: so say
-        the counters, the job's log and the position in the data, above all the log. `before`: the segment before it.
-        `warmed_up`: that may only have warmed up; then one part alone, which was not restored, is not enough."""
-        on, back, parts = 0.0, 0.0, 0
-        logged = [witness.fits[0] + self.after - before.after for witness in before.witnesses if witness.name == LOG]
+        the counters, the job's log and the position in the data, above all the log. `logged_on`: whether the log's step
+        numbers go straight on; None: not known. `warmed_up`: the segment before may only have warmed up; then one part
+        alone, which was not restored, is not enough."""
+        weight = KINDS[LOSSES].weight
+        on, back, parts = weight * (logged_on is True), weight * (logged_on is False), int(logged_on is True)
         for witness in self.witnesses:
-            if witness.name in (OPTIMIZER, SCHEDULER, SAMPLES, LOSSES, LOG) and witness.fits:
-                is_log = witness.name == LOG
-                fits = {witness.fits[0]} if is_log else {*witness.fits}  # the other steps of a log are only near
-                weight = KINDS[LOSSES if is_log else witness.name].weight
-                if fits & {straight, *(logged if is_log else ())}:
+            if witness.name in (OPTIMIZER, SCHEDULER, SAMPLES, LOSSES) and witness.fits:
+                weight = KINDS[witness.name].weight
+                if straight in witness.fits:
                     on, parts = on + weight, parts + 1
-                elif self.base is None or self.base in fits:
+                elif self.base is None or self.base in witness.fits:
                     back += weight
         return on > back and parts > warmed_up
 

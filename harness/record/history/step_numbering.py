@@ -96,9 +96,11 @@ class Placing:
             straight = segments[-1].global_step(place) if segments else None
             goes_back = unseen or restored or part.is_done_again(straight)
             warmed_up = self._only_warmed_up(segments, part)
-            if goes_back and straight not in (None, part.base) and part.counts_on(segments[-1], straight, warmed_up):
-                goes_back = False
-                put_back.discard((attempt.number, place))
+            if goes_back and straight is not None and straight != part.base:
+                logged_on = self._logged_on(attempt, segments[-1].after, place, until)
+                if part.counts_on(straight, logged_on, warmed_up):
+                    goes_back = False
+                    put_back.discard((attempt.number, place))
             if not segments or (goes_back and part.base != straight):
                 if warmed_up:
                     del self.placed[placed_before:]
@@ -170,6 +172,17 @@ class Placing:
             attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None,
             bool(place) and not loads,
         )  # fmt: skip
+
+    def _logged_on(self, attempt: Attempt, before: int, place: int, until: int) -> bool | None:
+        """Whether the step numbers in the log of the attempt go on after `place` local steps as they did before, from
+        `before` on. None if this is not known."""
+        own, leads = self.seen[attempt.number], list[int | None]()
+        starts = [own.at(own.local_step == step + 1).mono_s.min(initial=inf) for step in (before, place, until)]
+        for since, to, (start_s, end_s) in zip((before, place), (place, until), pairwise(starts), strict=True):
+            part = own.at((own.local_step > since) & (own.local_step <= to))
+            lines = [line for line in self._lines_of(attempt) if start_s <= line[0] < end_s]
+            leads.append(log_lead(lines, zip(part.mono_s.tolist(), part.local_step.tolist(), strict=True)))
+        return None if None in leads else leads[0] == leads[1]
 
     def _is_common(self, base: int, scene: Scene, witnesses: Sequence[Witness]) -> bool:
         """Whether the step `base` is one of all ranks: no rank shows another step, the ranks make their steps together,

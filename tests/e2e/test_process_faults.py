@@ -14,13 +14,15 @@ SCENARIOS = sorted(
 
 # How often the job was started in all: what is frozen goes on, what dies comes back, and twice if it dies twice.
 ATTEMPTS = {
-    "after-failures": 3, "crash-loop": 3, "freeze-rank": 1, "hold-gil": 1, "kill-during-recovery": 3, "kill-twice": 3,
+    "after-failures": 3, "crash-loop": 3, "freeze-rank": 1, "hold-gil": 1, "in-process-restart": 1,
+    "kill-during-recovery": 3, "kill-twice": 3,
 }  # fmt: skip
 
 # What a short run leaves to the long one: kin of those that stay, and the one that has a test of its own.
 LONG = {
     "abort-rank", "after-failures", "crash-loop", "damaged-delta", "exception-in-rank", "freeze-rank", "hang",
-    "hold-gil", "kill-during-recovery", "kill-during-save", "kill-rank", "kill-twice", "nan-gradient", "rising-errors",
+    "hold-gil", "in-process-restart", "kill-during-recovery",
+    "kill-during-save", "kill-rank", "kill-twice", "nan-gradient", "rising-errors",
     "rising-loss", "segfault-rank", "silent-exit", "spot-preemption",
 }  # fmt: skip
 SHORT = {"out-of-memory"}
@@ -41,6 +43,8 @@ def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> Non
     if path.stem == "rising-errors":
         pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed, by which the health agent watches")
         need("nvml_overlay")
+    if path.stem == "in-process-restart":
+        pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed, which restarts it")
     run = torchaos(path)
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run

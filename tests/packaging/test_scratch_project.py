@@ -22,12 +22,13 @@ job:
 faults:
   - inject: process.kill
     target: {{rank: 1}}
-    when: {{{when}, phase: backward}}
+    when: {{{when}}}
 assert:
   - recovery_time: {{catch_up: {bound}}}
   - loss_continuity
   - completed
 """
+STEP = "step: 12, phase: backward"
 VERDICTS = {"kill-rank": "passed", "too-slow": "failed", "too-late": "inconclusive"}
 TEST = """
 import pytest
@@ -47,7 +48,7 @@ def clean(folder: Path) -> dict[str, str]:
 
 def test_the_plugin_and_the_page_come_with_the_wheel(from_wheel: Path, tmp_path: Path) -> None:
     """Without anything of the checkout, a scenario is collected and a page is written with all that it needs."""
-    (tmp_path / "kill-rank.yaml").write_text(SCENARIO.format(name="kill-rank", when="step: 12", bound="60s"))
+    (tmp_path / "kill-rank.yaml").write_text(SCENARIO.format(name="kill-rank", when=STEP, bound="60s"))
     env = clean(tmp_path)
     listed = run(from_wheel, "-m", "pytest", "-q", "--collect-only", "kill-rank.yaml", cwd=tmp_path, env=env)
     names = [line for line in listed.splitlines() if "::" in line]
@@ -64,10 +65,9 @@ def test_the_plugin_and_the_page_come_with_the_wheel(from_wheel: Path, tmp_path:
 @pytest.mark.job
 @pytest.mark.timeout(900)
 def test_three_scenarios(from_wheel: Path, tmp_path: Path) -> None:
-    """One passes, one fails for a bound that nobody can keep, one is inconclusive since the attempt of its fault never
-    comes:
+    """One passes, one fails for a bound that nobody can keep, one is inconclusive since its job ends before the fault:
     pytest, its JUnit file and the pages say so; the three share one twin, and a test in Python the first one's run."""
-    whens = {"kill-rank": "step: 12", "too-slow": "step: 12", "too-late": "attempt: 3"}
+    whens = {"kill-rank": STEP, "too-slow": STEP, "too-late": "time: 4m"}
     for name, when in whens.items():
         bound = "1ms" if name == "too-slow" else "10m"
         (tmp_path / f"{name}.yaml").write_text(SCENARIO.format(name=name, when=when, bound=bound))

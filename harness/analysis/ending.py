@@ -194,7 +194,7 @@ def not_restarted(run: Record, then: str) -> Finding:
         return inconclusive(f"the job was not restarted, and {how}: there is no resume to judge")
     back = next((part for part in reversed(run.history.segments) if part.after and part.in_memory), None)
     if back and back.base is not None:
-        then = f"and went back to step {back.base} in memory: with which state, the comparison with the twin judges"
+        then = f"and went back to step {back.base} in memory: this assertion does not judge with which state"
     return passed(f"the job was not restarted, {then}", resumes=0)
 
 

@@ -38,7 +38,7 @@ demo: $(VENV)/.torchaos ## kill a rank of a live training job, and judge the rec
 	@echo "== torchaos run $(SCENARIO)"
 	@$(ACTIVE) torchaos run $(SCENARIO)
 
-test: $(VENV)/.tests ## run the tests that need no root, and nothing of the system: five minutes; with eight real jobs
+test: $(VENV)/.tests ## run the tests that need no root, and nothing of the system: eight minutes; with eight real jobs
 	@echo "== tests, two at a time"
 	@$(PYTEST) -m "$(TEST)" --numprocesses 2 --dist worksteal --durations 20
 

@@ -653,6 +653,12 @@ def test_equal_contents_are_of_one_step(trainer: Any) -> None:
         )
 
     assert judged(14, "s15").outcome is Outcome.PASSED, judged(14, "s15").reason
+    unread = [_one(step, path="actor_15.pt", tensors={}, values={}) for step in (14, 15)]
+    ours, theirs = (_listing(*_inventory()["checkpoints"], one) for one in unread)
+    found = CheckpointIntegrity().judge(
+        trainer(kills=KILL).record(inventory=ours), [trainer().record(inventory=theirs)]
+    )
+    assert found.outcome is not Outcome.PASSED, found.reason
     assert judged(14, "s14").outcome is Outcome.FAILED, judged(14, "s14").reason
 
 

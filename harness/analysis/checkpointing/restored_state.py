@@ -353,7 +353,7 @@ def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[
 
 
 def _of_one_value(of: Mapping[int, dict[str, Entry]]) -> dict[str, Entry]:
-    """What all ranks that had it had with the same value, by name."""
+    """By name, the tensors whose value was the same on all ranks that had them."""
     entries: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for values in of.values():
         for name, entry in values.items():

@@ -53,7 +53,8 @@ def _matches(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[t
         same = [other for other in good if other.step == checkpoint.step]
         exact = [other for other in same if other.path == checkpoint.path]
         # The step of a save is the last that any rank had made. That is luck for the save of a rank that makes none.
-        exact = exact or [other for other in good if other.path == checkpoint.path and _are_equal(other, checkpoint)]
+        if not exact and _size(checkpoint):  # of a file that is not read, nothing is known to be equal
+            exact = [other for other in good if other.path == checkpoint.path and _are_equal(other, checkpoint)]
         found.append((checkpoint, exact or _most_alike(checkpoint, _elsewhere(checkpoint, same, ours, theirs))))
     for place, (checkpoint, others) in enumerate(found):
         own = taken[checkpoint.step, checkpoint.attempt]

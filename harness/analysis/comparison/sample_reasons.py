@@ -108,8 +108,8 @@ class Computed:
 
     @cached_property
     def are_few(self) -> bool:
-        """Whether a step of a rank mostly has equal samples. Then the job meets few different ones, such as the places
-        of a small world, and meets those of the twin again, too."""
+        """Whether most steps have equal samples in the batch of a rank. Then the job has few different samples, such as
+        the positions in a small game, and may compute a sample that the twin used, too."""
         own = [digests_of(step) for step in self._theirs.executions]
         return 2 * sum(len(set(samples)) < len(samples) for samples in own) > len(own)
 

@@ -73,9 +73,9 @@ def samples(run: Record, twins: Sequence[Record]) -> Finding:
 
 
 def samples_of_absent(run: Record, twins: Sequence[Record], most: int | None = None) -> Finding | None:
-    """If a replica was absent from a step: whether the others consumed its samples of that step, or else their own ones
-    as in the twin. `most`: so many samples of absent replicas may be consumed by nobody; None: it is not known whether
-    that is a defect or intended. None if all replicas made all steps."""
+    """Judges the steps from which a replica was absent: the others consumed its samples, or else their own samples as
+    in the twin. `most`: how many samples of absent replicas may be consumed by nobody; without it, such samples make
+    the finding inconclusive. None if all replicas made all steps."""
     gone = absent_replicas(run)
     if gone is None:
         return None

@@ -120,13 +120,18 @@ class Launcher(Protocol):
     local_disks: ClassVar[bool] = False  # each of its nodes can have a folder of its own
     replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
     sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
-    on_nodes: ClassVar[bool] = False  # its nodes are other machines, see `RemoteLauncher`
+    on_nodes: ClassVar[bool] = False  # its nodes are other machines: it is a `RemoteLauncher`
     own_folders: ClassVar[bool] = False  # its nodes have folders of their own; job.cwd, if given, is one of those
 
     @property
     def host_programs(self) -> bool:
         """Whether the nodes run the programs of this machine. Otherwise the command is not looked for here."""
         return True
+
+    @property
+    def sources_elsewhere(self) -> str:
+        """Why the files of this machine are not the job's sources, as a clause. Empty if they are."""
+        return ""
 
     @property
     def node_count(self) -> int | None:
@@ -171,8 +176,13 @@ class RemoteLauncher(Launcher, Protocol):
     """A launcher whose nodes are other machines. On each node, `torchaos exec` wraps the job's command and does the
     work of torchaos. `argv` of a node starts a small helper beside that process."""
 
+    on_nodes: ClassVar[bool] = True
     # Whether the nodes of `create` see the run directory of this machine. Otherwise their agents send what they write.
     shares_folder: bool = True
+
+    @property
+    def sources_elsewhere(self) -> str:
+        return "the job runs on other machines"
 
     def commands(self, spec: JobSpec, nodes: Sequence[Node], wrapper: Sequence[str]) -> Sequence[Sequence[str]]:
         """The commands that start the job; they run on this machine. They end when the job ends, with an exit code

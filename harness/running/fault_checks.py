@@ -41,10 +41,9 @@ def _loadable(names: Iterable[str]) -> Iterator[type[Launcher]]:
 
 
 def is_controllers(injector: Any, launcher: str) -> bool:
-    """Whether the controller itself applies the fault, because the fault needs a tool that the launcher uses, such as
-    kubectl. If the nodes are other machines, all other faults are applied on the node."""
-    found = registry.find("launchers", launcher)
-    return bool(found.on_nodes and injector.needs & found.needs)
+    """For a job on other machines: whether the controller itself applies the fault, because the fault needs a tool that
+    the launcher uses, such as kubectl. All other faults are applied on the nodes."""
+    return bool(injector.needs & registry.find("launchers", launcher).needs)
 
 
 def needs_of_controller(launcher: str, injectors: Iterable[str]) -> frozenset[str]:

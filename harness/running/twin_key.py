@@ -27,10 +27,12 @@ from typing import Any
 
 from torchaos.harness import agent, checkpoints, protocol, registry
 from torchaos.harness.host.disk import write_atomically
+from torchaos.harness.interfaces import Launcher
 from torchaos.harness.protocol.rank_files import FAILED, LISTED, READ, WRITTEN
 from torchaos.harness.record.environment import editable, importable, installed, job_python
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.scenario.plugin_parameters import made
 
 _MOST_BYTES = 1 << 20  # of a source; only this part is searched
 _WORD = re.compile(rb"[A-Za-z_]\w*")
@@ -283,9 +285,8 @@ def where_else(plan: Plan) -> str:
     """A clause that says why the files of this machine are not the job's sources. Empty if they are."""
     if plan.job.attached:
         return "the job had been started before"
-    if plan.job.settings.get("image", "host") != "host":
-        return "the job runs in an image of its own"
-    return "the job runs on other machines" if registry.find("launchers", plan.launcher).on_nodes else ""
+    launcher: Launcher = made(registry.find("launchers", plan.launcher), plan.job.settings)
+    return launcher.sources_elsewhere
 
 
 def sources_changed(plan: Plan, since_s: float) -> bool:

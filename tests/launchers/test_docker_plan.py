@@ -24,6 +24,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.container_handles import Container
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.twin_key import where_else
 from torchaos.harness.scenario import load
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios" / "container").glob("*.yaml"))
@@ -94,6 +95,22 @@ def test_the_program_is_found_where_it_will_run(tmp_path: Path) -> None:
     assert Path(plan(tmp_path, fault).job.command[0]).is_absolute()
     with pytest.raises(UsageError, match="mounts"):
         plan(tmp_path, fault, container={"mounts": ["no-target"]})
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ({"launcher": "docker"}, ""),
+        ({"launcher": "docker", "container": {"image": "mine:1"}}, "the job runs in an image of its own"),
+        ({"launcher": "netns"}, ""),
+        ({"launcher": "ssh", "hosts": ["one", "two"]}, "the job runs on other machines"),
+    ],
+)
+def test_a_release_compares_sources_only_where_the_job_runs_those_of_this_machine(
+    tmp_path: Path, job: dict[str, Any], why: str
+) -> None:
+    """A container of the user's image, or another machine, has files of its own."""
+    assert where_else(plan(tmp_path, {"inject": "node.kill"}, **job)) == why
 
 
 def events() -> list[Event]:

@@ -150,7 +150,7 @@ class Run:
             raise ChaosError(f"{self.folder.root}: {self.journal.failed}; nothing is judged")
 
     def _prepare(self, stack: ExitStack) -> None:
-        kind = kind_of_job(self.plan)
+        kind = kind_of_job(self.plan.launcher, self.plan.job.attach_pid)
         self.journal = Journal(self.folder.events, follow=kind.journals)
         stack.callback(self.journal.close)
         if self._watcher:

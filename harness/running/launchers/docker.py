@@ -225,6 +225,10 @@ class Docker(Launcher):
     def host_programs(self) -> bool:
         return self._container.image == HOST
 
+    @property
+    def sources_elsewhere(self) -> str:
+        return "" if self.host_programs else "the job runs in an image of its own"
+
     def __post_init__(self) -> None:
         self._container = self.container or Container()
         self._made: tuple[str, str] | None = None  # image and subnet, once they are made

@@ -22,11 +22,12 @@ from torchaos.harness.running.launchers.remote_job import RemoteJob
 from torchaos.harness.scenario.plugin_parameters import made
 
 
-def kind_of_job(plan: Plan) -> type[RunningJob]:
-    """The class of the plan's job."""
-    if plan.job.attach_pid is not None:
+def kind_of_job(launcher: str, attach: int | None) -> type[RunningJob]:
+    """The class of a job. `attach`: the pid of a running torchrun. Only this function asks the launcher whether its
+    nodes are other machines; all others ask the class."""
+    if attach is not None:
         return Attached
-    return RemoteJob if registry.find("launchers", plan.launcher).on_nodes else Job
+    return RemoteJob if registry.find("launchers", launcher).on_nodes else Job
 
 
 def job_for(
@@ -36,6 +37,7 @@ def job_for(
     """The job of the plan. It is not started yet. `record_undo`: writes to disk the undo of what a launcher is about to
     make. Raises UsageError if the log format or the launcher is unknown, or if there is no torchrun to attach to."""
     job, adapter = plan.job, adapter_for(plan.job.log)
+    kind = kind_of_job(plan.launcher, job.attach_pid)
     watchdogs = [assertion.params["pattern"] for assertion in plan.asserts if assertion.params.get("pattern")]
     if job.attach_pid is not None:
         return Attached(
@@ -52,7 +54,7 @@ def job_for(
         launcher = Proxied(launcher, job.endpoints, proxied, folder.root / "proxy")
 
     spec_for = partial(_spec, plan, folder, run_id)
-    if launcher.on_nodes:
+    if kind is RemoteJob:
         return RemoteJob(
             spec_for, cast(RemoteLauncher, launcher), journal, folder.root, faults=plan.faults,
             resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s, record_undo=record_undo,
@@ -70,7 +72,7 @@ def check_cluster(plan: Plan, folder: RunDir) -> None:
     """Asks, before anything is made, whether the cluster can run the job and whether the user has the rights that the
     faults need. `folder`: the run directory, which has the plan. Raises UsageError if not, and ChaosError if the
     cluster does not answer."""
-    if kind_of_job(plan) is RemoteJob:
+    if kind_of_job(plan.launcher, plan.job.attach_pid) is RemoteJob:
         launcher = registry.find("launchers", plan.launcher)
         made(launcher, plan.job.settings).resources(_spec(plan, folder, folder.root.name, 0))
 

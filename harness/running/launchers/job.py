@@ -172,13 +172,14 @@ class NodeRun:
 @dataclass(frozen=True)
 class StartedNode:
     """A node of the running job; implements interfaces.LiveNode. `members`: returns the processes of the job. `again`
-    and `expect`: start the node's command again, and announce that this will happen; both get the node's index."""
+    and `expect`: start the node's command again, and announce that this will happen; both get the node's index. They
+    are None if the command can't be started from here, because the node is another machine."""
 
     node: Node
     run_id: str
     members: Callable[[], Mapping[int, int]]
-    again: Callable[[int], int]
-    expect: Callable[[int], None]
+    again: Callable[[int], int] | None = None
+    expect: Callable[[int], None] | None = None
     local: Path | None = None  # the path of the folder of which each node has its own
 
     def processes(self) -> dict[int, int]:
@@ -186,6 +187,8 @@ class StartedNode:
         return {pid: ticks for pid, ticks in self.members().items() if _place(environ_of(pid)) == here}
 
     def start_again(self) -> int:
+        if self.again is None:
+            raise self._no_return()
         return self.again(self.node.index)
 
     def lose_disk(self) -> None:
@@ -193,7 +196,13 @@ class StartedNode:
             subprocess.run(self.node.argv(["find", str(self.local), "-mindepth", "1", "-delete"]), check=True)
 
     def keep_place(self) -> None:
+        if self.expect is None:
+            raise self._no_return()
         self.expect(self.node.index)
+
+    def _no_return(self) -> ChaosError:
+        why = "is a machine of its own, and its command can't be started again from here"
+        return ChaosError(f"node {self.node.index} {why}")
 
 
 def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
@@ -221,11 +230,12 @@ def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
     return replace(spec, env=env, log=log)
 
 
-class JobView(ABC):
+class JobView:
     """What a fault can hit in a running job, as it is now. This view can't start or end the job."""
 
-    def __init__(self, watch: RankWatch) -> None:
-        self._watch = watch
+    def __init__(self, watch: RankWatch, mark: str) -> None:
+        """`mark`: the mark in the environment of the job's processes, see `processes.family`."""
+        self._watch, self._mark = watch, mark
 
     def ranks(self) -> dict[int, RankProcess]:
         """The live ranks, by number. Ranks that are ambiguous or not up yet are left out."""
@@ -248,20 +258,21 @@ class JobView(ABC):
         """The endpoints that have a proxy, by name."""
         return {}
 
-    @abstractmethod
     def members(self) -> dict[int, int]:
         """Every living process of the job: start times (clock ticks since boot) by pid."""
+        living = {pid: ticks for pid, ticks in self._watch.members().items() if processes.is_alive(pid, ticks)}
+        return {**living, **processes.family(self._mark)}
 
 
-class RunningJob(JobView):
+class RunningJob(JobView, ABC):
     """A job that the harness starts (or attaches to), follows to its end, and stops."""
 
     is_here: ClassVar[bool] = True  # its ranks are processes of this machine
     journals: ClassVar[str] = "*.jsonl"  # the files of events that are read during the run
     queue_s: ClassVar[float] = 0.0  # how long it may wait for its machines
 
-    def __init__(self, watch: RankWatch) -> None:
-        super().__init__(watch)
+    def __init__(self, watch: RankWatch, mark: str) -> None:
+        super().__init__(watch, mark)
         self._exit_code: int | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._live, name="job", daemon=True)
@@ -314,8 +325,8 @@ class SubmittedJob(RunningJob):
     ) -> None:  # fmt: skip
         self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
         self._times, self._delay_s, self._record_undo = resubmit_times, resubmit_delay_s, record_undo
-        self._run_id = spec_for(0).env[ENV_RUN_ID]
-        super().__init__(RankWatch(journal, self._run_id))
+        run_id = spec_for(0).env[ENV_RUN_ID]
+        super().__init__(RankWatch(journal, run_id), run_id)
         self._nodes: list[Node] = []  # of the present submission
         self._submission, self._base = 0, 0
         self._ending, self._lock = threading.Event(), threading.Lock()

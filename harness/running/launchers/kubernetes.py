@@ -81,7 +81,6 @@ class Kubernetes(RemoteLauncher):
     makes: ClassVar[Mapping[str, str]] = {"kubectl": "hits pods"}
     offers: ClassVar[frozenset[str]] = frozenset({"links"})
     sets_rendezvous: ClassVar[bool] = True
-    on_nodes: ClassVar[bool] = True
     own_folders: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
         "network.link_down": "the pod's routes would be gone with its link; write network.partition",

@@ -135,7 +135,7 @@ class Job(SubmittedJob):
             nodes = list(self._nodes)
         local = self._spec_for(self._submission).local
         again, keep = self._start_again, self._keep_place
-        return [StartedNode(node, self._run_id, self.members, again, keep, local) for node in nodes]
+        return [StartedNode(node, self._mark, self.members, again, keep, local) for node in nodes]
 
     def endpoints(self) -> Mapping[str, Endpoint]:
         return self._launcher.endpoints if isinstance(self._launcher, Proxied) else {}
@@ -276,11 +276,6 @@ class Job(SubmittedJob):
             processes.end(self.members)
         self._drain()
 
-    def members(self) -> dict[int, int]:
-        """Every living process of the job: start times (clock ticks since boot) by pid."""
-        living = {pid: ticks for pid, ticks in self._watch.members().items() if processes.is_alive(pid, ticks)}
-        return {**living, **processes.family(self._run_id)}
-
 
 _TAIL_S = 0.02
 
@@ -293,7 +288,7 @@ class Attached(RunningJob):
         self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
         watchdogs: Sequence[str] = (), metrics: Path | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(RankWatch(journal, mark=None))
+        super().__init__(RankWatch(journal, mark=None), "")
         self.pid, self._ticks = pid, check_agent(pid)
         self._pidfd = os.pidfd_open(pid)
         self._journal, self._log = journal, JobLog(journal, log_adapter, watchdogs)

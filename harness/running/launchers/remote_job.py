@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from torchaos.harness import registry
 from torchaos.harness.host import disk, processes
@@ -81,17 +81,10 @@ class RemoteJob(SubmittedJob):
 
     def nodes(self) -> list[StartedNode]:
         """The nodes, without their processes, which only the agents know."""
-        return [StartedNode(node, self._run_id, dict, self._no_return, self._no_return) for node in self._nodes]
-
-    def _no_return(self, index: int) -> NoReturn:
-        raise ChaosError(f"node {index} is another machine, and its command can't be started again from here")
+        return [StartedNode(node, self._mark, dict) for node in self._nodes]
 
     def agents(self, nodes: Sequence[int] = ()) -> list[Any]:
         raise ChaosError("the processes of other machines are known to their agents alone")
-
-    def members(self) -> dict[int, int]:
-        """The processes on this machine: the commands that started the job, and their child processes."""
-        return processes.family(self._run_id)
 
     def _ask_to_end(self, grace_s: float, hurried: Callable[[], bool]) -> None:
         for number in () if self._attached else (signal.SIGTERM, signal.SIGKILL):
@@ -129,7 +122,7 @@ class RemoteJob(SubmittedJob):
         self._taken.clear()
         self.faults.submitted_again()
         self._lines = [
-            NodeChannel(node.index, node.argv([*TORCHAOS, "node", "--join", self._mark(node.index)]), on, keep)
+            NodeChannel(node.index, node.argv([*TORCHAOS, "node", "--join", self._agent_mark(node.index)]), on, keep)
             for node in self._nodes
         ]
         data = {"submission": self._submission, "pid": self._commands[0].pid, "node": 0}
@@ -144,8 +137,8 @@ class RemoteJob(SubmittedJob):
         log.host_pid = partial(NodePid.of, node.index)
         return log
 
-    def _mark(self, node: int) -> str:
-        return mark_of(self._run_id, node, self._submission)
+    def _agent_mark(self, node: int) -> str:
+        return mark_of(self._mark, node, self._submission)
 
     def _await_exit(self) -> int | None:
         codes = self._codes_of_attached() if self._attached else [command.wait() for command in self._commands]
@@ -237,7 +230,7 @@ class RemoteJob(SubmittedJob):
 
     def _mend(self, node: int) -> None:
         reach = self._reach(node)
-        argv = reach.argv([*TORCHAOS, "node", "--recover", self._mark(node)])
+        argv = reach.argv([*TORCHAOS, "node", "--recover", self._agent_mark(node)])
         try:
             done = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RECOVER_S, check=False

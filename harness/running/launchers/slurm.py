@@ -144,7 +144,6 @@ class Slurm(RemoteLauncher):
     needs: ClassVar[frozenset[str]] = frozenset({"slurm"})
     makes: ClassVar[Mapping[str, str]] = {"slurm": "is done by Slurm"}
     sets_rendezvous: ClassVar[bool] = True
-    on_nodes: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
         "links": _NO_NETWORK,
         "docker": "the nodes are no containers; write launcher: docker",

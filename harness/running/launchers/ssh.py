@@ -64,7 +64,6 @@ class Ssh(RemoteLauncher):
     name: ClassVar[str] = "ssh"
     needs: ClassVar[frozenset[str]] = frozenset({"ssh"})
     sets_rendezvous: ClassVar[bool] = True
-    on_nodes: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
         "links": "the network of another machine is not touched; write launcher: netns",
         "docker": "the nodes are no containers; write launcher: docker",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
@@ -47,8 +47,8 @@ class NodePart(JobView):
     def __init__(
         self, watch: RankWatch, node: int, mark: str, env: Mapping[str, str] | None = None, links: Sequence[Link] = ()
     ) -> None:  # fmt: skip
-        super().__init__(watch)
-        self._node, self._mark, self.links = node, mark, links
+        super().__init__(watch, mark)
+        self._node, self.links = node, links
         self._beside: Collection[int] = ()
         self._env = {ENV_NODE: str(node)} if env is None else env
 
@@ -71,7 +71,7 @@ class NodePart(JobView):
         return [self._live(node) for node in nodes if node.index not in self._beside]
 
     def _live(self, node: LocalNode) -> StartedNode:
-        return StartedNode(node, self._mark, self._whole, self._no_return, self._no_return)
+        return StartedNode(node, self._mark, self._whole)
 
     def _whole(self) -> dict[int, int]:
         """All processes of the job on this node. Raises ChaosError if a fault can't reach one of them."""
@@ -82,13 +82,6 @@ class NodePart(JobView):
                 "container; aim at ranks, or attach from a sidecar of a pod with shareProcessNamespace"
             )
         return found
-
-    def members(self) -> dict[int, int]:
-        living = {pid: ticks for pid, ticks in self._watch.members().items() if processes.is_alive(pid, ticks)}
-        return {**living, **processes.family(self._mark)}
-
-    def _no_return(self, index: int) -> NoReturn:
-        raise ChaosError(f"node {index} is a machine of its own, and its command can't be started again from here")
 
 
 SPARE_S = 60.0  # seconds after the job's time-out; then the node's reaper ends the node's part of the job

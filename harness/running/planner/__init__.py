@@ -26,6 +26,7 @@ from torchaos.harness.record.plan import Plan, PlannedFault, PlannedJob, stream
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.fault_checks import beyond, needs_of, needs_of_controller
+from torchaos.harness.running.launchers.factory import kind_of_job
 from torchaos.harness.running.launchers.torchrun_line import restarts_of
 from torchaos.harness.running.planner.fault_plans import (
     OWN_STORE,
@@ -105,8 +106,8 @@ def make_plan(
     hooks = {"steps"} | {hook for need in collect for hook in _HOOKS_OF_NEED[need]}
     hooks |= {hook for fault in faults for hook in _hooks_of(fault)}
     needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
-    far = attach is None and registry.find("launchers", scenario.launcher).on_nodes
-    if far:
+    is_here = kind_of_job(scenario.launcher, attach).is_here
+    if not is_here:
         check_remote(scenario.launcher, job, faults, collect, file)
     try:
         needs |= needs_of(scenario.launcher, job.command, {**os.environ, **job.env})
@@ -117,11 +118,11 @@ def make_plan(
         python = job_python(job.command)
         if python == sys.executable:
             needs |= {"pynvml"}
-        elif not far and not installed(python).keys() & {"nvidia-ml-py", "pynvml"}:
+        elif is_here and not installed(python).keys() & {"nvidia-ml-py", "pynvml"}:
             why = "lacks nvidia-ml-py, by which the health agent asks about GPUs; install it there"
             raise UsageError(f"{at_the_command(job_file or file)}: {python} {why}")
     # What only the nodes need is checked on the nodes.
-    here = needs_of_controller(scenario.launcher, (fault.inject for fault in faults)) if far else needs
+    here = needs if is_here else needs_of_controller(scenario.launcher, (fault.inject for fault in faults))
     _check_machine(here, file)
     limits = scenario.limits
     plan = Plan(

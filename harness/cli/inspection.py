@@ -113,7 +113,7 @@ def doctor(json_file: Path | None) -> None:
     injected here.
 
     Exit code 0 if scenarios can run, although some may need a part that is missing."""
-    findings = [capabilities.check(name) for name in capabilities.CHECKS]
+    findings = [capabilities.check(name) for name in capabilities.known()]
     lacking = [finding.name for finding in findings if not finding.present]
     families = _families(lacking)
     needed = [name for name in lacking if name in capabilities.NEEDED]

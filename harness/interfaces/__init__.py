@@ -15,6 +15,7 @@ from torchaos.harness.interfaces.findings import (
     unhit,
 )
 from torchaos.harness.interfaces.jobs import (
+    Capability,
     CheckpointFormat,
     Emit,
     JobSpec,
@@ -30,7 +31,7 @@ from torchaos.harness.interfaces.jobs import (
 )
 
 __all__ = [
-    "ChaosError", "CheckpointFormat", "Emit", "Evidence", "RemoteLauncher", "Finding", "First",
+    "Capability", "ChaosError", "CheckpointFormat", "Emit", "Evidence", "RemoteLauncher", "Finding", "First",
     "Handle", "Harm", "Hits", "Irreversible", "JobSpec", "Launcher", "LiveNode", "Need", "Node", "NodeSite",
     "Outcome", "Probe", "RankProcess", "Site", "Target", "Touches", "UsageError", "Watched", "What", "Where", "failed",
     "inconclusive", "passed", "unhit",

@@ -102,6 +102,15 @@ class LiveNode(Protocol):
         """Announces that the node will come back. Until then the job counts as running, even if all other nodes end."""
 
 
+@dataclass(frozen=True)
+class Capability:
+    """Something that a machine may have, and how to find out."""
+
+    used_for: str
+    find: Callable[[], str | None]  # what was found, such as a path or version; None: nothing
+    remedy: str  # how to get it
+
+
 class Launcher(Protocol):
     """The part of a launcher that differs between platforms. The common part (ranks, attempts, logs, submissions) is in
     running/launchers/. Attributes and methods that have a value here are optional. If the class is a dataclass, its
@@ -110,6 +119,7 @@ class Launcher(Protocol):
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
+    checks: ClassVar[Mapping[str, Capability]] = {}  # the capabilities that this launcher brings, by name
     offers: ClassVar[frozenset[str]] = frozenset()  # capabilities that its nodes have even if this machine has not
     # Faults that it can't apply. Keys: injectors, kinds of targets, or capabilities; values: what to write instead.
     cannot: ClassVar[Mapping[str, str]] = {}

@@ -1,5 +1,5 @@
 """The capabilities of a machine that injectors and launchers may need. Each capability has a name, a check, and advice
-for the case that it is missing."""
+for the case that it is missing. A launcher brings those that only its own nodes need, see `Launcher.checks`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes.util import find_library
 from dataclasses import dataclass
-from getpass import getuser
 from importlib import util
 from pathlib import Path
 
-from torchaos.harness.host.cluster_tools import ask
-from torchaos.harness.interfaces import UsageError
+from torchaos.harness import registry
+from torchaos.harness.interfaces import Capability, UsageError
 from torchaos.harness.record.environment import installed, resolve_program
 
 
@@ -28,19 +28,21 @@ class Finding:
     remedy: str  # what to do if it is missing
 
 
-@dataclass(frozen=True)
-class _Check:
-    used_for: str
-    find: Callable[[], str | None]  # what was found, such as a path or version; None: nothing
-    remedy: str
-
-
 def check(name: str) -> Finding:
-    """Checks a capability of this machine. Raises KeyError for an unknown name, which is a mistake in an injector."""
-    wanted = CHECKS[name]
+    """Checks a capability of this machine. Raises KeyError for an unknown name, which is a mistake in a plug-in."""
+    wanted = CHECKS.get(name) or known()[name]
     found = wanted.find()
     detail = wanted.used_for if found is None else f"{wanted.used_for}; {found}"
     return Finding(name, found is not None, detail, wanted.remedy)
+
+
+def known() -> dict[str, Capability]:
+    """All capabilities, also those that only launchers know. They are loaded for this, without those that can't be."""
+    for name in registry.names("launchers"):
+        with suppress(UsageError):
+            for capability, found in registry.find("launchers", name).checks.items():
+                CHECKS.setdefault(capability, found)
+    return CHECKS
 
 
 def _pidfd() -> str | None:
@@ -143,39 +145,6 @@ def _fuse() -> str | None:
     return f"/dev/fuse, {found}" if found else None
 
 
-def _docker() -> str | None:
-    from torchaos.harness.host.cluster_tools import EngineError, address, version
-
-    try:
-        return f"Docker {version(address())} at {address()}"
-    except (EngineError, UsageError):
-        return None
-
-
-def _slurm() -> str | None:
-    """The paths of Slurm's programs. None if a program is missing or no controller answers."""
-    found = _program("srun", "salloc", "squeue", "scancel", "scontrol")()
-    try:
-        return found if found and " is UP" in ask(["scontrol", "ping"]) else None
-    except OSError:
-        return None
-
-
-def _slurm_admin() -> str | None:
-    """The role of this user in Slurm, if that role may change the states of nodes. None otherwise."""
-    if shutil.which("scontrol") is None:
-        return None
-    try:
-        config = ask(["scontrol", "show", "config"])
-        owner = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", config, re.MULTILINE)
-        if os.geteuid() == 0 or (owner and int(owner[1]) == os.geteuid()):
-            return "root or Slurm's own user"
-        level = ask(["sacctmgr", "--noheader", "--parsable2", "show", "user", getuser(), "format=adminlevel"]).strip()
-    except (OSError, KeyError):
-        return None
-    return level if level in ("Operator", "Administrator") else None
-
-
 def _freezer() -> str | None:
     from torchaos.harness.rollback.cgroup_handles import freezer_for
 
@@ -227,89 +196,68 @@ def _py_spy() -> str | None:
     return find_py_spy()
 
 
-CHECKS: dict[str, _Check] = {
-    "pidfd": _Check("signals that hit no other process", _pidfd, "needs Linux 5.3 or later and Python 3.9 or later"),
-    "py_spy": _Check("stacks of the ranks, for hangs", _py_spy, "pip install 'torchaos[stacks]'"),
-    "bpftrace": _Check("observing waits in the kernel", _tracing, "run as root; apt-get install bpftrace util-linux"),
-    "proc": _Check("finding ranks and orphans", _own_processes, "mount /proc"),
-    "agent": _Check(
+CHECKS: dict[str, Capability] = {
+    "pidfd": Capability("signals that hit no other process", _pidfd, "needs Linux 5.3 and Python 3.9, or later"),
+    "py_spy": Capability("stacks of the ranks, for hangs", _py_spy, "pip install 'torchaos[stacks]'"),
+    "bpftrace": Capability(
+        "observing waits in the kernel", _tracing, "run as root; apt-get install bpftrace util-linux"
+    ),
+    "proc": Capability("finding ranks and orphans", _own_processes, "mount /proc"),
+    "agent": Capability(
         "faults at an exact step and phase", _agent, "needs Linux; the job must be launched, not attached to"
     ),
-    "torchrun": _Check("starting jobs", _torchrun, "pip install torch, or put torchrun on the PATH"),
-    "torch": _Check("reading checkpoints tensor by tensor", _torch, "pip install torch beside torchaos"),
-    "links": _Check(
+    "torchrun": Capability("starting jobs", _torchrun, "pip install torch, or put torchrun on the PATH"),
+    "torch": Capability("reading checkpoints tensor by tensor", _torch, "pip install torch beside torchaos"),
+    "links": Capability(
         "several nodes on this machine, each in a network namespace",
         _links,
         "run as root, or allow user namespaces (sysctl user.max_user_namespaces); apt-get install iproute2 util-linux",
     ),
-    "own_network": _Check(
+    "own_network": Capability(
         "network faults in a pod",
         _own_network,
         "add NET_ADMIN to securityContext.capabilities of the container, and run it as root",
     ),
-    "nft": _Check("dropping packets between nodes", _program("nft"), "apt-get install nftables"),
-    "tc": _Check("limiting the rate between nodes", _program("tc"), "apt-get install iproute2"),
-    "ss": _Check("inspecting and resetting connections", _program("ss"), "apt-get install iproute2"),
-    "shaper": _Check(
+    "nft": Capability("dropping packets between nodes", _program("nft"), "apt-get install nftables"),
+    "tc": Capability("limiting the rate between nodes", _program("tc"), "apt-get install iproute2"),
+    "ss": Capability("inspecting and resetting connections", _program("ss"), "apt-get install iproute2"),
+    "shaper": Capability(
         "delaying packets", _shaper, "needs a kernel with netem, or with NFQUEUE: apt-get install iptables"
     ),
-    "toxiproxy": _Check(
+    "toxiproxy": Capability(
         "faults of an endpoint that the job reaches by its address",
         _toxiproxy,
         "put toxiproxy-server on the PATH (Toxiproxy's releases have it), and pip install 'torchaos[proxy]'",
     ),
-    "etcd": _Check(
+    "etcd": Capability(
         "nodes with their rendezvous in etcd",
         _etcd,
         "apt-get install etcd-server (etcd 3.4 or 3.5, which have the v2 API that torch speaks), or write "
         "--rdzv-backend c10d, or --rdzv-endpoint for a server of your own",
     ),
-    "docker": _Check(
-        "nodes that are containers",
-        _docker,
-        "pip install 'torchaos[docker]', and start an engine: apt-get install docker.io; DOCKER_HOST=unix://... names "
-        "another socket than the usual one",
-    ),
-    "slurm": _Check(
-        "nodes of a Slurm cluster",
-        _slurm,
-        "run it where Slurm's programs are on the PATH and scontrol ping finds a controller, as on a login node",
-    ),
-    "slurm_admin": _Check(
-        "states of a Slurm cluster's nodes",
-        _slurm_admin,
-        "needs a controller that answers, and a user who may change nodes (root, Slurm's own user, its operators and "
-        "administrators): ask one of them, on a staging cluster",
-    ),
-    "ssh": _Check("nodes that are reached by ssh", _program("ssh"), "apt-get install openssh-client"),
-    "kubectl": _Check(
-        "nodes that are pods of a Kubernetes cluster",
-        _program("kubectl"),
-        "put kubectl on the PATH (https://kubernetes.io/docs/tasks/tools)",
-    ),
-    "freezer": _Check("ranks that SIGKILL does not end", _freezer, "needs the cgroup freezer of version 1"),
-    "nvtx": _Check("stalling NCCL calls", _library("NVTX"), "needs a C compiler: apt-get install gcc"),
-    "nccl_net": _Check(
+    "freezer": Capability("ranks that SIGKILL does not end", _freezer, "needs the cgroup freezer of version 1"),
+    "nvtx": Capability("stalling NCCL calls", _library("NVTX"), "needs a C compiler: apt-get install gcc"),
+    "nccl_net": Capability(
         "NCCL's connections, by a plug-in", _library("NCCL_NET"), "needs a C compiler: apt-get install gcc"
     ),
-    "gpu": _Check("faults in NCCL's connections", _gpu, "run it on a machine with an NVIDIA GPU for each rank"),
-    "nccl": _Check("faults in NCCL's connections", _nccl, "install a CUDA build of torch, which brings NCCL"),
-    "nvml_overlay": _Check("simulated GPU health", _library("NVML"), "needs a C compiler: apt-get install gcc"),
-    "pynvml": _Check(
+    "gpu": Capability("faults in NCCL's connections", _gpu, "run it on a machine with an NVIDIA GPU for each rank"),
+    "nccl": Capability("faults in NCCL's connections", _nccl, "install a CUDA build of torch, which brings NCCL"),
+    "nvml_overlay": Capability("simulated GPU health", _library("NVML"), "needs a C compiler: apt-get install gcc"),
+    "pynvml": Capability(
         "samples of the GPUs, and the health agent of the ready GPU scenarios", _pynvml, "pip install 'torchaos[gpu]'"
     ),
-    "dcgmi": _Check("values in a DCGM host engine", _program("dcgmi"), "install NVIDIA's datacenter-gpu-manager"),
-    "fuse": _Check(
+    "dcgmi": Capability("values in a DCGM host engine", _program("dcgmi"), "install NVIDIA's datacenter-gpu-manager"),
+    "fuse": Capability(
         "storage that fails, is slow or hangs",
         _fuse,
         "pip install 'torchaos[storage]', install libfuse (Debian: fuse3), and have /dev/fuse",
     ),
-    "mount": _Check(
+    "mount": Capability(
         "a small file system for the checkpoints",
         _mount,
         "run as root, or in namespaces of your own: unshare --user --map-root-user --mount torchaos run ...",
     ),
-    "root": _Check("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
+    "root": Capability("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
 }
 
 NEEDED = ("pidfd", "proc", "agent", "torchrun")  # needed by every scenario that starts a job

@@ -58,7 +58,7 @@ def test_the_scenario_is_the_usual_kind() -> None:
 
 
 @pytest.mark.parametrize(("lacking", "code", "words"), [
-    ((), 0, ""), (("docker", "root"), 0, "Scenarios can run. Some need what is missing: docker, root."),
+    ((), 0, ""), (("docker", "root"), 0, "Scenarios can run. Some need what is missing: root, docker."),
     (("docker", "torchrun"), 3, "No scenario can run without torchrun."),
 ])  # fmt: skip
 def test_only_what_every_scenario_needs_is_a_failure(

@@ -12,7 +12,7 @@ from torchaos.harness import registry
 from torchaos.harness.gameday.day_grammar import GameDay
 from torchaos.harness.protocol import wire
 from torchaos.harness.record import result
-from torchaos.harness.running.capabilities import CHECKS
+from torchaos.harness.running.capabilities import known
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.plugin_parameters import with_settings
 from torchaos.harness.scenario.values import Strict
@@ -33,7 +33,7 @@ def test_every_injector_says_how_it_is_taken_back() -> None:
     assert told["process.freeze"] == "taken back"
     assert told["process.kill"].startswith("none: a dead process can't be brought back")
     assert all(text == "taken back" or re.fullmatch(r"none: \w[^{}]+", text) for text in told.values()), told
-    assert all(found.needs <= CHECKS.keys() for found in registry.injectors().values())
+    assert all(found.needs <= known().keys() for found in registry.injectors().values())
 
 
 @pytest.mark.parametrize("model", [Scenario, GameDay])

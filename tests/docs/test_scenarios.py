@@ -40,8 +40,8 @@ def installed(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(plugins))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     for name in ("gpu", "nccl", "slurm", "slurm_admin"):
-        there = replace(capabilities.CHECKS[name], find=lambda: "as if it were there")
-        monkeypatch.setitem(capabilities.CHECKS, name, there)
+        there = replace(capabilities.known()[name], find=lambda: "as if it were there")
+        monkeypatch.setitem(capabilities.known(), name, there)
     registry.forget()
     yield
     registry.forget()

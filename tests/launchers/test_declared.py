@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -17,7 +17,7 @@ from pydantic import Field
 from torchaos.harness import registry
 from torchaos.harness.gameday.draw import Round, scenario_of
 from torchaos.harness.gameday.draw import load as load_day
-from torchaos.harness.interfaces import Handle, JobSpec, Launcher, Node, UsageError
+from torchaos.harness.interfaces import Capability, Handle, JobSpec, Launcher, Node, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
@@ -53,6 +53,8 @@ class Queue(Bare):
     share: Annotated[int, Field(ge=1, le=8, description="How many jobs share a machine.")] = 1
 
     name: ClassVar[str] = "queue"
+    needs: ClassVar[frozenset[str]] = frozenset({"qtools"})
+    checks: ClassVar[Mapping[str, Capability]] = {"qtools": Capability("the queue", lambda: None, "install qtools")}
 
     def refuses(self, injector: Any) -> str:
         return "others share the machine; write share: 1" if self.share > 1 else ""
@@ -124,6 +126,17 @@ def test_the_settings_of_a_launcher_are_keys_of_the_job(tmp_path: Path) -> None:
     keys = json_schema()["$defs"]["Job"]["properties"]
     assert keys["share"]["maximum"] == 8
     assert keys["partition"]["description"] == "Where the job waits."
+
+
+CHECK = capabilities.check
+
+
+def test_a_launcher_brings_the_capability_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that lacks it is told so, with the launcher's own advice."""
+    monkeypatch.setattr(capabilities, "check", CHECK)
+    monkeypatch.setattr(capabilities, "CHECKS", dict(capabilities.CHECKS))
+    with pytest.raises(UsageError, match=r"this machine lacks qtools \(the queue\); install qtools"):
+        plan(tmp_path, KILL, launcher="queue", partition="night")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def lacking(*names: str) -> str:
     """The first of them that this machine lacks, and how to get it; empty if it has all. A name is that of a
     capability, as in `torchaos doctor`, or of a program."""
     for name in names:
-        if name not in capabilities.CHECKS:
+        if name not in capabilities.known():
             if shutil.which(name) is None:
                 return f"needs the program {name}"
         elif not (found := capabilities.check(name)).present:

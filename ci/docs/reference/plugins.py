@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 from torchaos.harness import registry
 from torchaos.harness.interfaces import Need
-from torchaos.harness.running.capabilities import CHECKS
+from torchaos.harness.running.capabilities import known
 from torchaos.harness.scenario.plugin_parameters import parameters_of, schema_of
 
 from .markdown import NOTHING, code, default, doc, table, words
@@ -70,7 +70,7 @@ def injectors() -> str:
     parts = [INJECTORS]
     for family, group in groupby(registry.injectors().items(), lambda item: item[0].partition(".")[0]):
         parts += [f"## {family}\n", *(_injector(name, found) for name, found in group)]
-    needs = [(code(name), capability.used_for, capability.remedy) for name, capability in CHECKS.items()]
+    needs = [(code(name), capability.used_for, capability.remedy) for name, capability in known().items()]
     return "\n".join([*parts, "## Needs\n\n`torchaos doctor` looks for these.\n", table(["", "for", "how"], needs)])
 
 

@@ -25,9 +25,9 @@ from pydantic import Field
 
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
-from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, address, container_of, engine
+from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, address, container_of, engine, version
 from torchaos.harness.host.network_namespace import NetworkNamespace
-from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, UsageError
+from torchaos.harness.interfaces import Capability, ChaosError, Handle, JobSpec, Launcher, UsageError
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_ID
 from torchaos.harness.record.environment import editable, job_python
 from torchaos.harness.rollback.container_handles import Containers, DockerImage, DockerNetwork
@@ -191,6 +191,13 @@ class Container(Strict):
     ] = Field(default_factory=list)  # fmt: skip
 
 
+def _docker() -> str | None:
+    try:
+        return f"Docker {version(address())} at {address()}"
+    except (EngineError, UsageError):
+        return None
+
+
 @dataclass
 class Docker(Launcher):
     """Each node is a container that runs the command unchanged. torchrun takes missing settings from the environment,
@@ -200,6 +207,14 @@ class Docker(Launcher):
 
     name: ClassVar[str] = "docker"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "docker"})
+    checks: ClassVar[Mapping[str, Capability]] = {
+        "docker": Capability(
+            "nodes that are containers",
+            _docker,
+            "pip install 'torchaos[docker]', and start an engine: apt-get install docker.io; DOCKER_HOST=unix://... "
+            "names another socket than the usual one",
+        ),
+    }
     makes: ClassVar[Mapping[str, str]] = {"docker": "hits containers"}
     sets_rendezvous: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {

@@ -4,6 +4,7 @@ uses kubectl, with the rights of the user."""
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from pydantic import Field, model_validator
 from torchaos.harness import registry
 from torchaos.harness.base_classes import DRAWN
 from torchaos.harness.host.cluster_tools import Kubectl
-from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
+from torchaos.harness.interfaces import Capability, ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.record.plan import Plan, counted
 from torchaos.harness.record.rundir import RunDir
@@ -78,6 +79,13 @@ class Kubernetes(RemoteLauncher):
 
     name: ClassVar[str] = "kubernetes"
     needs: ClassVar[frozenset[str]] = frozenset({"kubectl"})
+    checks: ClassVar[Mapping[str, Capability]] = {
+        "kubectl": Capability(
+            "nodes that are pods of a Kubernetes cluster",
+            lambda: shutil.which("kubectl"),
+            "put kubectl on the PATH (https://kubernetes.io/docs/tasks/tools)",
+        ),
+    }
     makes: ClassVar[Mapping[str, str]] = {"kubectl": "hits pods"}
     offers: ClassVar[frozenset[str]] = frozenset({"links"})
     sets_rendezvous: ClassVar[bool] = True

@@ -8,19 +8,21 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from getpass import getuser
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from torchaos.harness.host.cluster_tools import about_job, about_node, ask, hosts_of, last_words
-from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
+from torchaos.harness.interfaces import Capability, ChaosError, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.record.plan import counted
 from torchaos.harness.rollback.cluster_handles import SlurmWork
@@ -131,6 +133,30 @@ class SlurmJob(Strict):
     ] = "steps"
 
 
+def _slurm() -> str | None:
+    """The paths of Slurm's programs. None if a program is missing or no controller answers."""
+    found = [shutil.which(name) for name in ("srun", "salloc", "squeue", "scancel", "scontrol")]
+    try:
+        return ", ".join(map(str, found)) if all(found) and " is UP" in ask(["scontrol", "ping"]) else None
+    except OSError:
+        return None
+
+
+def _slurm_admin() -> str | None:
+    """The role of this user in Slurm, if that role may change the states of nodes. None otherwise."""
+    if shutil.which("scontrol") is None:
+        return None
+    try:
+        config = ask(["scontrol", "show", "config"])
+        owner = re.search(r"^SlurmUser\s*=\s*\S+\((\d+)\)", config, re.MULTILINE)
+        if os.geteuid() == 0 or (owner and int(owner[1]) == os.geteuid()):
+            return "root or Slurm's own user"
+        level = ask(["sacctmgr", "--noheader", "--parsable2", "show", "user", getuser(), "format=adminlevel"]).strip()
+    except (OSError, KeyError):
+        return None
+    return level if level in ("Operator", "Administrator") else None
+
+
 @dataclass
 class Slurm(RemoteLauncher):
     """Each node is a machine of a Slurm cluster. Inside an allocation (SLURM_JOB_ID), the job is a step of that
@@ -142,6 +168,19 @@ class Slurm(RemoteLauncher):
 
     name: ClassVar[str] = "slurm"
     needs: ClassVar[frozenset[str]] = frozenset({"slurm"})
+    checks: ClassVar[Mapping[str, Capability]] = {
+        "slurm": Capability(
+            "nodes of a Slurm cluster",
+            _slurm,
+            "run it where Slurm's programs are on the PATH and scontrol ping finds a controller, as on a login node",
+        ),
+        "slurm_admin": Capability(
+            "states of a Slurm cluster's nodes",
+            _slurm_admin,
+            "needs a controller that answers, and a user who may change nodes (root, Slurm's own user, its operators "
+            "and administrators): ask one of them, on a staging cluster",
+        ),
+    }
     makes: ClassVar[Mapping[str, str]] = {"slurm": "is done by Slurm"}
     sets_rendezvous: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {

@@ -4,6 +4,7 @@ file system that all machines share, and torchaos must be installed at the same 
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from torchaos.harness.host.cluster_tools import last_words
-from torchaos.harness.interfaces import Handle, JobSpec, Node, RemoteLauncher, UsageError
+from torchaos.harness.interfaces import Capability, Handle, JobSpec, Node, RemoteLauncher, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.record.plan import counted
 from torchaos.harness.rollback.handles import JobProcesses
@@ -63,6 +64,11 @@ class Ssh(RemoteLauncher):
 
     name: ClassVar[str] = "ssh"
     needs: ClassVar[frozenset[str]] = frozenset({"ssh"})
+    checks: ClassVar[Mapping[str, Capability]] = {
+        "ssh": Capability(
+            "nodes that are reached by ssh", lambda: shutil.which("ssh"), "apt-get install openssh-client"
+        ),
+    }
     sets_rendezvous: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
         "links": "the network of another machine is not touched; write launcher: netns",

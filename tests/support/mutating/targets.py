@@ -99,7 +99,7 @@ class ScenarioTarget(Target):
     def prepare(self) -> None:
         """Look up the machine's capabilities in advance, since that may start a program."""
         self._check, self._this = capabilities.check, Machine.this
-        found, this = {name: capabilities.check(name) for name in capabilities.CHECKS}, Machine.this()
+        found, this = {name: capabilities.check(name) for name in capabilities.known()}, Machine.this()
         vars(capabilities)["check"] = found.__getitem__
         setattr(Machine, "this", lambda: this)  # noqa: B010
 

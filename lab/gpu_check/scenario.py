@@ -65,12 +65,11 @@ def for_one_twin(source: Path) -> list[str]:
 
 
 def with_our_job(source: Path) -> str:
-    """The value of --set that puts job.py in the place of gpt_ddp.py, with enough restarts for all scenarios. Before
-    2.13, torch keeps the store of a single node over restarts unless --standalone is given, and gloo reads stale
-    addresses in it. With the address, the name of a machine without a network need not be known to it."""
+    """The value of --set that puts job.py in the place of gpt_ddp.py, with enough restarts for all scenarios. With
+    the address, the name of a machine without a network need not be known to it."""
     command = yaml.safe_load(source.read_text())["job"]["command"].replace("{jobs}/gpt_ddp.py", str(JOB))
     command = command.replace("--max-restarts 3", "--max-restarts 4")
-    command = command.replace("torchrun ", "torchrun --standalone --local-addr 127.0.0.1 ")
+    command = command.replace("--standalone", "--standalone --local-addr 127.0.0.1")
     return f"job.command={json.dumps(command)}"  # quoted: {python} at its beginning would be a mapping
 
 

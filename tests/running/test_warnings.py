@@ -95,6 +95,27 @@ def test_a_restart_that_gloo_does_not_survive(
     assert all("the ranks may use gloo" in one and "pytorch/pytorch#135712" in one for one in found)
 
 
+@pytest.mark.parametrize(("options", "torch", "keeps"), [
+    ("", "2.13.0", False), ("", "2.12.1", True), ("", "2.4.1", False), ("", None, False),
+    ("--standalone ", "2.12.1", False), ("--master-port 29501 ", "2.13.0", True),
+    ("--rdzv-backend c10d ", "2.12.1", False), ("--rdzv-backend static --rdzv-endpoint h0:1 ", "2.13.0", True),
+])  # fmt: skip
+def test_a_store_that_torchrun_keeps_over_its_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, torch: str | None, keeps: bool
+) -> None:
+    """With the static rendezvous the restarts under gloo fail although each attempt should get its own store; it is
+    the default of older versions of torch."""
+    packages = tmp_path / "venv/lib/python3.12/site-packages"
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/torchrun").touch(0o755)
+    if torch:
+        (packages / f"torch-{torch}.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path / "venv/bin"), prepend=os.pathsep)
+    monkeypatch.setattr(Machine, "this", Machine)
+    found = warned(tmp_path, GOOD.replace("torchrun ", f"torchrun {options}"))
+    assert [one.endswith("write --standalone") for one in found] == [True] * keeps
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

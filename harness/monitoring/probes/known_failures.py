@@ -95,7 +95,7 @@ CAUSES = (
         r"Gloo connectFullMesh failed.*(?:Connection refused|timed out|[Tt]imeout)"
         r"|gloo/transport/tcp/\S+ connect .*Connection refused",
         "after a restart, the ranks read gloo addresses of the previous attempt from torchrun's store; "
-        "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment",
+        "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment, and give torchrun --standalone",
         "2.5, 2.13", "pytorch/pytorch#135712", after_restart=True,
     ),
     _cause(

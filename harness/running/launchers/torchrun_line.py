@@ -6,8 +6,11 @@ the trainer, even if they look like torchrun's options."""
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
 from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from torchaos.harness.interfaces import JobSpec
@@ -95,6 +98,31 @@ def options_of(command: Sequence[str]) -> list[tuple[str, str]]:
         elif found and not found[-1][1]:
             found[-1] = (found[-1][0], word)
     return found
+
+
+_OWN_STORES_FROM = (2, 13)  # from then on, torchrun starts a job of one node as with --standalone
+
+
+def keeps_one_store(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """True if all attempts use one store, in which they find the addresses of the attempt before, whatever
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE says: with torchrun's static rendezvous (its static_tcp_rendezvous.py), which is
+    the default if a port, an endpoint or several nodes are given, and with torch 2.5 to 2.12."""
+    options = {name.upper().replace("-", "_"): value for name, value in options_of(command)}
+    options = {**{name[4:]: value for name, value in env.items() if name.startswith("PET_")}, **options}
+    if not options_of(command) or "STANDALONE" in options or options.get("RDZV_BACKEND", "static") != "static":
+        return False
+    if options.keys() & {"MASTER_PORT", "RDZV_ENDPOINT"} or most_nodes(command, env) != 1:
+        return True
+    version = _torch_of(command[0], env)
+    return version is not None and (2, 5) <= version < _OWN_STORES_FROM
+
+
+def _torch_of(program: str, env: Mapping[str, str]) -> tuple[int, int] | None:
+    """The version of the torch that is installed beside a program. None if it is not known."""
+    found = shutil.which(program, path=env.get("PATH"))
+    installed = Path(found).parent.parent.glob("lib/python3*/site-packages/torch-*.dist-info") if found else ()
+    versions = (re.match(r"torch-(\d+)\.(\d+)", folder.name) for folder in installed)
+    return next(((int(one[1]), int(one[2])) for one in versions if one), None)
 
 
 def own_part(command: Sequence[str]) -> tuple[int, int] | None:

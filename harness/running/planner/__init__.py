@@ -27,7 +27,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.fault_checks import beyond, needs_of, needs_of_controller
 from torchaos.harness.running.launchers.factory import kind_of_job
-from torchaos.harness.running.launchers.torchrun_line import restarts_of
+from torchaos.harness.running.launchers.torchrun_line import keeps_one_store, restarts_of
 from torchaos.harness.running.planner.fault_plans import (
     OWN_STORE,
     FaultAt,
@@ -247,12 +247,15 @@ def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
     if restarts == 0:
         problem = f"{lethal[0]} ends a rank, and torchrun starts none again (--max-restarts 0)"
         yield _COMMAND, f"{problem}; write --max-restarts 3, or job.resubmit"
-    elif (
-        restarts and registry.find("launchers", plan.launcher).in_host_network
-        and env.get(OWN_STORE) != "1" and not Machine.this().gpus
-    ):  # fmt: skip
-        problem = "there is no GPU here, so the ranks may use gloo, with which most restarts by torchrun fail"
+    launcher = registry.find("launchers", plan.launcher)
+    if not restarts or not launcher.in_host_network or Machine.this().gpus:
+        return
+    problem = "there is no GPU here, so the ranks may use gloo, with which most restarts by torchrun fail"
+    if env.get(OWN_STORE) != "1":
         yield _COMMAND, f'{problem} (pytorch/pytorch#135712); write job.env: {{{OWN_STORE}: "1"}}, or export it'
+    if not launcher.sets_rendezvous and keeps_one_store(job.command, env):
+        instead = "--standalone" if job.nodes == 1 else "--rdzv-backend c10d and --rdzv-endpoint"
+        yield _COMMAND, f"{problem} if it keeps one store for all attempts, as it does here; write {instead}"
 
 
 def _of_steps(plan: Plan, twin: Record | None) -> Iterator[tuple[Keys, str]]:

@@ -228,7 +228,7 @@ def why_not(run: Found, wanted: Wanted, terms: Terms) -> str:
 def doubt(run: Found, wanted: Wanted, terms: Terms) -> str:
     """The reason if a run that counts closes the gate in spite of its verdict; else empty."""
     if run.result is None:
-        return run.problem
+        return f"{run.problem}; run it again"
     if run.started is None:
         return "its start time is not known; run it again"
     if run.started - terms.now > SKEW:
@@ -236,14 +236,16 @@ def doubt(run: Found, wanted: Wanted, terms: Terms) -> str:
     if run.options is None:
         return "its command line is not known; run it again"
     if terms.commit and not run.commit:
-        return "its commit is not known: the job's working directory is in no git repository"
+        told = "its commit is not known: the job's working directory was in no git repository"
+        return f"{told}; leave out --commit, and the job's files are compared"
     if unknown := [name for name in terms.versions or {} if not run.version(name)]:
         return f"its version of {unknown[0]} is not known; run it again"
     try:
         if not terms.commit:
             changed_since(run.recorded, wanted.scenario.job, wanted.path)
     except Unknown as why:
-        return f"not checked: the job's code (no --commit), because {why}"
+        told = f"the job's code is not known to be that of the run: {why}"
+        return f"{told}; let job.cwd of {wanted.path.name} be the job's folder, or give --commit"
     return ""
 
 

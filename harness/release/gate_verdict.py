@@ -29,15 +29,18 @@ class Waived:
     said: Verdict
 
 
-def apply(waiver: Waiver | None, variants: Sequence[Case]) -> Waived:
+def apply(waiver: Waiver | None, variants: Sequence[Case], today: date) -> Waived:
     """Applies a waiver to the verdicts of one case: the stored verdict, and the verdict under each set of bounds. The
-    worst verdict counts. The waiver must cover every verdict that is not passed."""
+    worst verdict counts. The waiver must be valid today, and cover every verdict that is not passed."""
     red = [case for case in variants if case.verdict is not Verdict.PASSED]
     if not red:
         return Waived(variants[-1], Verdict.PASSED)
     worst = min(red, key=lambda one: _SEVERITY.index(one.verdict))
     if waiver is None:
         return Waived(worst, worst.verdict)
+    if expired(waiver, today):
+        told = f"{worst.reason} (its waiver {waiver.ticket} expired on {waiver.expires})"
+        return Waived(_with(worst, worst.name, worst.verdict, told), worst.verdict)
     bare = [case for case in red if case.verdict.value not in waiver.covers]
     if bare:
         worst = min(bare, key=lambda one: _SEVERITY.index(one.verdict))
@@ -61,7 +64,8 @@ def state(waiver: Waiver, said: Sequence[Verdict], today: date) -> Case:
         return _case(name, Verdict.FAILED, f"{waiver.assertion} passes: remove the waiver ({about})")
     left = (waiver.expires - today).days
     holds = "today is its last day" if left == 0 else f"{left} {'day is' if left == 1 else 'days are'} left"
-    return _case(name, Verdict.PASSED, f"{holds}, until {waiver.expires} ({about})")
+    needed = "" if said else "; no run shows whether it is still needed"
+    return _case(name, Verdict.PASSED, f"{holds}, until {waiver.expires}{needed} ({about})")
 
 
 def is_waived(case: Case) -> bool:
@@ -70,13 +74,6 @@ def is_waived(case: Case) -> bool:
 
 def expired(waiver: Waiver, today: date) -> bool:
     return today > waiver.expires
-
-
-def in_force(waivers: Sequence[Waiver], scenario: str, today: date) -> Mapping[str, Waiver]:
-    """The waivers that are valid today, by assertion."""
-    return {
-        waiver.assertion: waiver for waiver in waivers if waiver.scenario == scenario and not expired(waiver, today)
-    }
 
 
 _SEVERITY = (Verdict.ERROR, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
@@ -117,7 +114,7 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
     for wanted in loaded.wanted[environment]:
         found, why = counting(wanted, runs, terms)
         ask = ask_of(None if wanted.explored else wanted.scenario.repeat)
-        cover = in_force(waived, wanted.name, today)
+        cover = {waiver.assertion: waiver for waiver in waived if waiver.scenario == wanted.name}
         judged = [_judged(run, wanted, cover, terms) for run in found]
         for result, before in judged:
             if result.verdict in (Verdict.PASSED, Verdict.FAILED):
@@ -177,7 +174,7 @@ def _judged(
         for case in view.cases:
             variants.setdefault(case.name, []).append(case)
     names = {FAULTS, *wanted.asserts}
-    applied = {name: apply(cover.get(name) if name in names else None, some) for name, some in variants.items()}
+    applied = {name: apply(cover.get(name) if name in names else None, some, terms.now.date()) for name, some in variants.items()}
     unsaid = [name for name in wanted.asserts if any(name not in _names(view) for view in views)]
     extra += [Case(name, "assertion", Verdict.ERROR, "the run's result has no such case") for name in unsaid]
     cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]

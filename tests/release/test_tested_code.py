@@ -99,13 +99,14 @@ UNKNOWN: dict[str, tuple[Callable[[Release], Any], str]] = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_cannot_be_compared_closes_the_gate(release: Release, name: str) -> None:
-    """It says that the code was not checked, and why. With --commit, it is open."""
+    """It says why the code is not known to be the same, and what to do. With --commit, it is open."""
     in_artifact("environment", commit=COMMIT)(release)
     change, why = UNKNOWN[name]
     change(release)
     said = reason(release)
-    assert "not checked: the job's code (no --commit), because" in said
+    assert "the job's code is not known to be that of the run: " in said
     assert why in said
+    assert said.endswith("; let job.cwd of kill.yaml be the job's folder, or give --commit")
     assert release.judged(commit=COMMIT).exit_code == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.release.gate_file import Waiver
-from torchaos.harness.release.gate_verdict import apply, in_force, is_waived, state
+from torchaos.harness.release.gate_verdict import apply, is_waived, state
 
 from .conftest import Release, change_json
 
@@ -47,6 +47,7 @@ def test_a_waiver_ends_with_its_last_day(failing: Release) -> None:
     what = "repair the job, or write a later day under `expires` (TRAIN-1: it is known)"
     assert judged.results[-1].reason.endswith(f": this waiver no longer counts, it expired on 2026-11-22; {what}")
     assert judged.results[0].reason.startswith("checkpoint_integrity: ")
+    assert judged.results[0].reason.endswith("(its waiver TRAIN-1 expired on 2026-11-22)")
 
 
 def test_what_passes_again_needs_no_waiver(release: Release) -> None:
@@ -71,6 +72,7 @@ def test_without_a_run_nothing_is_said_of_the_waiver(release: Release) -> None:
     release.waive("kill", "sample_accounting")
     judged = release.judged()
     assert [one.verdict for one in judged.results] == [Verdict.FAILED, Verdict.PASSED]
+    assert "no run shows whether it is still needed" in judged.results[-1].cases[0].reason
 
 
 def test_an_environment_of_its_own(failing: Release) -> None:
@@ -158,8 +160,7 @@ def test_nothing_that_is_not_covered_passes(verdicts: list[Verdict], covers: lis
     """Of one assertion, as it was judged under several bounds: it passes just where each of them passed, or did not in
     a way that a waiver in force covers; an error never does."""
     one = waiver(covers, days)
-    cover = in_force([one], "kill", DAY).get("restarts")
-    found = apply(cover, [Case("restarts", "assertion", verdict, "why") for verdict in verdicts])
+    found = apply(one, [Case("restarts", "assertion", verdict, "why") for verdict in verdicts], DAY)
     allowed = {"passed", *(covers if days >= 0 else [])}
     assert (found.case.verdict is Verdict.PASSED) == all(verdict.value in allowed for verdict in verdicts)
     assert is_waived(found.case) == (found.case.verdict is Verdict.PASSED and set(verdicts) != {Verdict.PASSED})

@@ -4,7 +4,7 @@ scenario (also for JUnit), a release gate, and an exploration."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -209,14 +209,15 @@ def show_gate(judged: Judged, console: Console, *, whole: bool = True) -> None:
     pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(counted, "dim"), indent=0)
     if not whole:
         pen.gap()
+    waivers = {case.name for result in judged.results if result.scenario == WAIVERS for case in result.cases}
     for result in judged.results:
-        (_result if whole else _brief)(pen, result)
+        (_result if whole else _brief)(pen, result, waivers)
     for one in judged.repeats:
         show_repeats(one, console)
     pen.gap()
 
 
-def _brief(pen: Pen, result: Result) -> None:
+def _brief(pen: Pen, result: Result, waivers: Container[str]) -> None:
     """Prints a scenario, with its waived cases and only the failures that are not a consequence of another failure."""
     title = pen.text(result.scenario, "bold")
     waived = [name_in_words(case.name) for case in result.cases if is_waived(case)]
@@ -233,17 +234,19 @@ def _brief(pen: Pen, result: Result) -> None:
     left = len(red) - sum(len(cases) for cases in [*told.values()][:_MOST])
     if left:
         pen.row([], pen.text(f"and {left} more", "dim"), indent=5)
-    _hint(pen, result)
+    _hint(pen, result, waivers)
     if red and result.run_dir:
         pen.long_line(pen.text("more", "dim"), 5, f"torchaos judge -v {shlex.quote(result.run_dir)}")
 
 
-def _hint(pen: Pen, result: Result) -> None:
-    """Prints what to do about all failures that follow from a waived failure."""
+def _hint(pen: Pen, result: Result, waivers: Container[str]) -> None:
+    """Prints what to do about all failures that follow from a waived failure, except those that have a waiver which
+    does not hold, as they say so themselves."""
     waived = [case.name for case in result.cases if is_waived(case)]
     follow: dict[str, list[str]] = {}
     for case in result.cases:
-        if case.verdict is not Verdict.PASSED and any(name.startswith(case.follows or "\n") for name in waived):
+        red = case.verdict is not Verdict.PASSED and f"{result.scenario}: {case.name}" not in waivers
+        if red and any(name.startswith(case.follows or "\n") for name in waived):
             follow.setdefault(str(case.follows), []).append(case.name)
     for cause, names in follow.items():
         subject = "it follows" if len(names) == 1 else f"{len(names)} of these follow"
@@ -252,7 +255,7 @@ def _hint(pen: Pen, result: Result) -> None:
         pen.row([], pen.text(words, "yellow"), indent=5)
 
 
-def _result(pen: Pen, result: Result) -> None:
+def _result(pen: Pen, result: Result, waivers: Container[str]) -> None:
     title = pen.text(result.scenario, "bold")
     about = f"seed {result.seed}, {result.started[:16].replace('T', ' ')} UTC" if result.run_dir else ""
     pen.gap()
@@ -265,7 +268,7 @@ def _result(pen: Pen, result: Result) -> None:
         pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.reason), indent=3)
         if figures := against(case):
             pen.row([(Text(), 1), (Text(), width)], pen.text(figures, "dim"), indent=3)
-    _hint(pen, result)
+    _hint(pen, result, waivers)
     if others:
         names = ", ".join(name_in_words(case.name) for case in others)
         pen.row([(pen.mark(Verdict.PASSED), 1)], pen.text(names, "dim"), indent=3)

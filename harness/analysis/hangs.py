@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchaos.harness.analysis.caught_up import pace_of
 from torchaos.harness.monitoring.diagnosis.wait_graph import ranges
-from torchaos.harness.monitoring.observers.opinions import PROGRESS
+from torchaos.harness.monitoring.observers.opinions import PROGRESS, Rule
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt
 from torchaos.harness.record.plan import counted
@@ -24,6 +25,7 @@ _SIGNS = frozenset({
 _LEAST_S, _PAUSES = 5.0, 3.0  # a hang is longer than this, and than so many times the longest usual pause
 _LEAST_AT_START_S = 20.0  # before the first step of a job nobody knows what is usual
 _MOST = 4  # groups of ranks that do the same
+_LOOK_S = 1.0  # seconds that the observers need to read stacks and counters
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,33 @@ def why_unseen(run: Record, stall: Stall) -> str | None:
         ]  # fmt: skip
         return f"these were blind: {', '.join(blind)}" + (f"; the others: {', '.join(others)}" if others else "")
     bounds = [float(event.data["bound_s"]) for event in progress]
-    if bounds and not silent and (lasted := stall.until_s - stall.since_s) < min(bounds):
-        return f"it lasted {lasted:.2f} s, and after the usual pauses of this job they need {min(bounds):.2f} s"
-    return None
+    return too_short(run, stall) if bounds and not silent and stall.until_s - stall.since_s < min(bounds) else None
+
+
+def too_short(run: Record, stall: Stall) -> str | None:
+    """A clause which says that the stall was shorter than the observers need to tell a hang from the usual pauses of
+    this job, and what to do. None if it was not."""
+    lasted_s, needed_s = stall.until_s - stall.since_s, _needed_s(run, stall)
+    if lasted_s >= needed_s:
+        return None
+    needed = f"they need {needed_s:.2f} s to tell a hang from the usual pauses of this job"
+    return f"it lasted only {lasted_s:.2f} s, and {needed}; {let_it_last(run, stall, needed_s)}"
+
+
+def let_it_last(run: Record, stall: Stall, longer_than_s: float) -> str:
+    """What to write so that the stall lasts longer than these seconds."""
+    enough = 5 * math.floor(longer_than_s / 5) + 5
+    planned = next((one for one in run.plan.faults if one.id == stall.fault), None)
+    return f"write `for: {enough}s`" if planned and planned.duration_s else f"let it last {enough} s"
+
+
+def _needed_s(run: Record, stall: Stall) -> float:
+    """The shortest stall, in seconds, that the observers declare as a hang in this job: by the bounds that they had in
+    the stall, and by the pauses between the steps before the first fault."""
+    seen = [event for name, event in _opinions(run, stall).items() if name in PROGRESS]
+    bounds = [float(event.data["bound_s"]) for event in seen if event.data["opinion"] not in ("blind", "learning")]
+    rule, first_s = Rule(), min((event.mono_s for event in run.of_kind(Kind.APPLYING)), default=stall.since_s)
+    return max(rule.floor_s, rule.k * pace_of(run.history, first_s).longest_s, min(bounds, default=0.0)) + _LOOK_S
 
 
 def why_unread(run: Record, stall: Stall) -> str | None:

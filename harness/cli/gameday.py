@@ -134,7 +134,7 @@ def _run(
         rounds, cut_short = run()
     rounds = settled(rounds)
     score = total(rounds)
-    cases = cases_of(score, day.score, rounds, cut_short, report.faults_of(plan.rounds))
+    cases = cases_of(score, day.score, rounds, cut_short, [one.id for each in plan.rounds for one in each.faults])
     started, commit = _first(folder)
     result = result_of(plan.name, plan.seed, str(folder), started, score.clock.wall_s, cases)
     code, why = verdict_of(cases)

@@ -26,7 +26,7 @@ from torchaos.harness.reporting.terminal.live import Live
 from torchaos.harness.rollback.recovery import before_a_run
 from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.running.scaffold.job_draft import AFTER_A_LOOK, EXAMPLE, Draft, draft_of, scenario_text
+from torchaos.harness.running.scaffold.job_draft import AFTER_A_LOOK, EXAMPLE, UNKNOWN, Draft, draft_of, scenario_text
 from torchaos.harness.running.scaffold.observed_run import HealthyRun, chosen_in, seen_in
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.values import NAME
@@ -56,7 +56,7 @@ def init(output: Path, no_look: bool, quiet: bool, given: Sequence[str] = ()) ->
         raise UsageError(f"{draft.script.path}: there is no such file; correct the command, or change the folder")
     draft.cwd = os.path.relpath(draft.cwd, output.parent)
     step, check = _step(draft)
-    text = scenario_text(_name(output), draft, step, _TIMEOUT_S, {})
+    text = scenario_text(_name(output), draft, step, _TIMEOUT_S)
     _write_new(output, text)
     click.echo(f"{output}: written")
     _tell("assumed", draft.assumed)
@@ -72,6 +72,7 @@ def init(output: Path, no_look: bool, quiet: bool, given: Sequence[str] = ()) ->
     code = ExitCode.PASSED if no_look else _look(output, draft, text, quiet)
     if no_look:
         _tell("check", [check])
+        _tell("left out", [f"{' and '.join(AFTER_A_LOOK)}: comments in the file, as {UNKNOWN}"])
     _tell("next", [f"torchaos plan {output}", " ".join([*draft.allocation, f"torchaos run {output}"])])
     sys.exit(code)
 
@@ -136,7 +137,7 @@ def _look(output: Path, draft: Draft, text: str, quiet: bool) -> ExitCode:
         _tell("kill", [moment.says] if moment.says else [])
         _tell("not shown", moment.misses)
     step = moment.step if moment else _STEP
-    better = scenario_text(_name(output), draft, step, _timeout_s(record), blind, AFTER_A_LOOK)
+    better = scenario_text(_name(output), draft, step, _timeout_s(record), blind)
     if output.read_text(encoding="utf-8") == text:
         write_atomically(output, better)
     return ExitCode.INCONCLUSIVE if look.problem else ExitCode.PASSED

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, case
     parts = [
         [f"# {day.name}: {code.verdict.value}", "", *(f"- {text}" for text in why)],
         _bounds(cases),
+        ["", note] if (note := caveat(score)) else [],
         _score(score),
         _kinds(score),
         _parts(score),
@@ -51,6 +52,9 @@ def drawn(day: Day) -> str:
     return "\n".join(
         [
             f"# {day.name}: {counted(many, 'fault')} in {counted(len(day.rounds), 'round')}",
+            "",
+            "`at` counts from the start of the day, and so includes the start of the job. A fault that is due before "
+            "the job's first steps comes right after them.",
             "",
             *head,
             *rows,
@@ -122,16 +126,34 @@ def _kinds(score: Score) -> list[str]:
 
 
 def _parts(score: Score) -> list[str]:
-    rows = [_spread(part.replace("_", " "), found) for part, found in score.parts.items() if found]
-    if lost := score.lost_steps:
-        rows.append(f"| lost steps | {lost.count} | {lost.mean:.1f} | {lost.median:g} | {lost.p90:g} | {lost.most:g} |")
     head = ["", "| since the fault | times | mean | median | p90 | most |", "|---|---|---|---|---|---|"]
+    rows = [f"| {' | '.join(row)} |" for row in spread_rows(score)]
     return [*head, *rows] if rows else []
 
 
-def _spread(name: str, found: Spread) -> str:
-    values = " | ".join(seconds_in_words(value) for value in (found.mean, found.median, found.p90, found.most))
-    return f"| {name} | {found.count} | {values} |"
+def spread_rows(score: Score) -> list[list[str]]:
+    """A row for each part of the recoveries: its name, how often it was seen, and its figures. A figure that so few
+    values can't have is empty."""
+
+    def row(name: str, found: Spread, words: Callable[[float], str]) -> list[str]:
+        return [name, str(found.count), *("" if one is None else words(one) for one in found.figures())]
+
+    rows = [row(part.replace("_", " "), found, seconds_in_words) for part, found in score.parts.items() if found]
+    if lost := score.lost_steps:
+        rows.append(row("steps done again", lost, lambda steps: f"{round(steps, 1):g}"))
+    return rows
+
+
+_FEW = 5  # faults
+
+
+def caveat(score: Score) -> str:
+    """Says that the figures of the day come from a few faults. Empty if there are enough."""
+    faults = sum(score.outcomes.values())
+    if not 0 < faults < _FEW:
+        return ""
+    day = f"{counted(faults, 'fault')} in {seconds_in_words(score.clock.wall_s)}"
+    return f"{day}: this is an example and no statistic, and another seed gives other shares and times"
 
 
 def again_in_words(day: Day, folder: str, number: int) -> str:
@@ -239,6 +261,8 @@ def show(
         pen.row([(pen.text("time", "dim"), _LABEL)], pen.text(shares))
     ended = ", ".join(f"{many} {outcome}" for outcome, many in score.outcomes.items() if many)
     pen.row([(pen.text("faults", "dim"), _LABEL)], pen.text(ended or "none came"))
+    if note := caveat(score):
+        pen.row([(pen.text("note", "yellow"), _LABEL)], pen.text(note))
     looked = to_look_at(rounds)
     for one in looked[:_MOST]:
         names = ", ".join(one.faults[:_MOST]) + (f" and {len(one.faults) - _MOST} more" if one.faults[_MOST:] else "")
@@ -274,8 +298,8 @@ def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cas
         "score": score_rows(score), "bounds": bound_gauges(cases),
         "clock": _shares(score.clock), "strip": _strip(found),
         "kinds": sorted(score.kinds.items()), "seen": [one.value for one in Outcome if score.outcomes.get(one.value)],
-        "parts": {part.replace("_", " "): spread for part, spread in score.parts.items() if spread},
-        "lost": score.lost_steps, "rounds": [_round(day, scored, folder) for scored in rounds], "faults": found,
+        "parts": spread_rows(score), "caveat": caveat(score),
+        "rounds": [_round(day, scored, folder) for scored in rounds], "faults": found,
         "planned": (len(day.rounds), faults_of(day.rounds)), "without": day.without,
     })  # fmt: skip
 

@@ -99,6 +99,12 @@ class Spread:
             return None
         return cls(len(values), fmean(values), median(values), p90(values), max(values))
 
+    def figures(self) -> tuple[float | None, ...]:
+        """Mean, median, p90 and most; None where so few values make it the same as another of them."""
+        few = (1, 3, 10, 2)  # values that each needs
+        figures = (self.mean, self.median, self.p90, self.most)
+        return tuple(one if self.count >= least else None for one, least in zip(figures, few, strict=True))
+
 
 @dataclass(frozen=True)
 class Score:
@@ -195,15 +201,15 @@ def expected_ettr(
     return max(0.0, 1 - (restart_s + interval_s / 2) / mtbf_s) / (1 + write_s / interval_s)
 
 
+_NAMED = 3  # dropped faults that are named
 AT_LEAST = ("ettr", "goodput")  # all other bounds are upper bounds
 _SECONDS = ("mttr", "mttr_p90")
 
 
 def cases_of(
-    score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str = "", planned: int = 0
+    score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str = "", planned: Sequence[str] = ()
 ) -> list[Case]:
-    """The cases of a game day. `cut_short`: the reason if the day ended early. `planned`: the number of drawn
-    faults."""
+    """The cases of a game day. `cut_short`: the reason if the day ended early. `planned`: the drawn faults."""
     return [_faults(score, bounds, rounds, cut_short, planned), *_bounds(score, bounds), _rollback(rounds)]
 
 
@@ -233,7 +239,9 @@ def not_finished(result: Result) -> Result:
     )
 
 
-def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str, planned: int) -> Case:
+def _faults(
+    score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str, planned: Sequence[str]
+) -> Case:  # fmt: skip
     faults, doubt = sum(score.outcomes.values()), ""
     unproved = score.outcomes.get(Outcome.UNPROVED.value, 0)
     if cut_short:
@@ -247,9 +255,10 @@ def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_shor
         doubt = f"{len(score.unjudged)} of {len(rounds)} {are} no evidence: {'; '.join(score.unjudged[:3])}"
     verdict = Verdict.INCONCLUSIVE if doubt else Verdict.PASSED
     felt = f"{faults - unproved} of {faults} faults landed and were felt"
-    if faults < planned:
-        begun = f"{faults} of {planned} faults were started, as the rest could not have ended in time"
-        felt = f"{begun}; {faults - unproved} landed and were felt"
+    begun = {fault.id for scored in rounds for fault in scored.faults}
+    if dropped := [name for name in planned if name not in begun]:
+        names = ", ".join(dropped[:_NAMED]) + (f" and {len(dropped) - _NAMED} more" if dropped[_NAMED:] else "")
+        felt += f"; not started, as they could not have ended before the day: {names}"
     reason = doubt or felt
     return Case("faults", "faults", verdict, reason, score.outcomes)
 

@@ -174,7 +174,10 @@ def _judged(
         for case in view.cases:
             variants.setdefault(case.name, []).append(case)
     names = {FAULTS, *wanted.asserts}
-    applied = {name: apply(cover.get(name) if name in names else None, some, terms.now.date()) for name, some in variants.items()}
+    applied = {
+        name: apply(cover.get(name) if name in names else None, some, terms.now.date())
+        for name, some in variants.items()
+    }
     unsaid = [name for name in wanted.asserts if any(name not in _names(view) for view in views)]
     extra += [Case(name, "assertion", Verdict.ERROR, "the run's result has no such case") for name in unsaid]
     cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]

@@ -172,6 +172,17 @@ def test_a_stall_that_was_too_short_decides_nothing(made: Made) -> None:
     assert CulpritIdentified().judge(both.hit(40.0, 1).declared(42.0, 0).back(50.0).run, []).outcome is FAILED
 
 
+def test_how_long_a_stall_must_be_is_one_number(made: Made) -> None:
+    """Both assertions say the same of a stall that was too short, and what to write; the observers' bound counts."""
+    made.hit(10.0, 1).opinion(14.0, "log", "active", bound_s=30.0).back(15.0)
+    detected, blamed = (one.judge(made.run, []) for one in (HangDetected(by="observers"), CulpritIdentified()))
+    assert (detected.outcome, detected.reason) == (INCONCLUSIVE, blamed.reason)
+    assert "it lasted only 5.00 s, and they need 31.00 s to tell a hang from the usual pauses" in detected.reason
+    assert detected.reason.endswith("; let it last 35 s")
+    late = HangDetected(by="observers", within=20.0).judge(made.run, [])
+    assert late.reason == "stall lasted only 5.00 s, and our observers may take 20 s; let it last 25 s"
+
+
 def test_a_job_with_long_pauses_takes_longer_to_hang(made: Made) -> None:
     """Its steps took four seconds before the fault: a stall of ten may be such a pause, and one of twenty is not."""
     for number, at_s in enumerate((1.0, 5.0, 9.0), 1):
@@ -274,4 +285,4 @@ def test_a_job_that_pauses_long_needs_a_longer_stall(made: Made) -> None:
     made.hit(10.0, 1).opinion(9.0, "log", "active", bound_s=30.0).opinion(9.0, "metrics", "active")
     finding = HangDetected(by="observers", within=5.0).judge(made.back(20.0).run, [])
     assert finding.outcome is INCONCLUSIVE
-    assert "30.00 s" in finding.reason
+    assert "31.00 s" in finding.reason

@@ -208,6 +208,17 @@ def test_what_must_be_checked(project: Path) -> None:
     assert "train.py can't be read" in "\n".join(draft_of(["torchrun", "train.py"], project, {}).to_check)
 
 
+def test_what_only_a_run_can_show_is_left_out_and_said(project: Path) -> None:
+    """Without a look, two assertions of the file are comments, and the file and the terminal say why."""
+    said = init("--", "torchrun", "--nproc-per-node", "2", "train.py")
+    why = "only a run shows whether the data can be seen"
+    assert f"left out  lr_continuity and parameter_digest: comments in the file, as {why}" in said
+    text = (project / "kill-rank.yaml").read_text()
+    assert f"  # - lr_continuity # {why}\n  # - parameter_digest # {why}\n" in text
+    seen = scenario_text("x", Draft(["torchrun", "train.py"]), 5, 600, {})
+    assert "\n  - lr_continuity\n  - parameter_digest\n" in seen
+
+
 @pytest.mark.parametrize("word", ["a: b", "it's", "#", "--x=[1,2]", "ü", "x" * 200, 'say "hi"'])
 def test_any_word_is_read_back(project: Path, word: str) -> None:
     """Whatever a command line holds is quoted so that YAML gives it back."""

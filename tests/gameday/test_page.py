@@ -16,7 +16,7 @@ def test_the_page_holds_the_day(tmp_path: Path) -> None:
     found = day_page(tmp_path, (Outcome.RECOVERED, "pid 1 ended"), (Outcome.DEGRADED, "slower"), planned=1)
     assert '<span class="badge passed">passed</span> night' in found
     assert "1 round with 2 faults: 1 recovered, 1 degraded. Training got on in 60.0% of 100 s." in found
-    assert "2 of 3 faults were started, as the rest could not have ended in time; 2 landed and were felt" in found
+    assert "2 of 2 faults landed and were felt; not started, as they could not have ended before the day: f0" in found
     assert "<th>effective training time ratio (ETTR)</th>" in found
     assert ">60.0%</td>" in found
     marks = re.findall(r'<rect class="(\w+)" x="[\d.-]+" y="[\d.-]+" width="6"', found)

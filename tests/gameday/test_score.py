@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -349,9 +350,10 @@ def test_a_few_milliseconds_are_no_degradation(
 def test_the_headline_counts_what_was_begun(trainer: Any) -> None:
     """Of four faults that were drawn three were begun."""
     found = rounds(Outcome.RECOVERED, Outcome.RECOVERED, Outcome.UNPROVED)
-    _, why = verdict(found, planned=4, unproved=0.5)
-    assert why == ["3 of 4 faults were started, as the rest could not have ended in time; 2 landed and were felt"]
-    assert verdict(found, planned=3, unproved=0.5)[1] == ["2 of 3 faults landed and were felt"]
+    _, why = verdict(found, planned=("f0", "f1", "f2", "f3"), unproved=0.5)
+    dropped = "not started, as they could not have ended before the day: f3"
+    assert why == [f"2 of 3 faults landed and were felt; {dropped}"]
+    assert verdict(found, planned=("f0", "f1", "f2"), unproved=0.5)[1] == ["2 of 3 faults landed and were felt"]
 
 
 def test_round_scores_survive_the_disk(trainer: Any) -> None:
@@ -373,7 +375,7 @@ def rounds(*outcomes: Outcome, **more: Any) -> list[RoundScore]:
 
 
 def verdict(
-    found: list[RoundScore], cut_short: str = "", planned: int = 0, **bounds: Any
+    found: list[RoundScore], cut_short: str = "", planned: Sequence[str] = (), **bounds: Any
 ) -> tuple[ExitCode, list[str]]:
     return verdict_of(cases_of(total(found), Bounds(**bounds), found, cut_short, planned))
 

@@ -15,7 +15,7 @@ from torchaos.harness.gameday.day import Day, following
 from torchaos.harness.gameday.day_grammar import Bounds, Risk
 from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
-from torchaos.harness.gameday.report import page, show, to_look_at
+from torchaos.harness.gameday.report import caveat, page, show, spread_rows, to_look_at
 from torchaos.harness.gameday.score import RoundScore, cases_of, total
 
 CAUSE = "lr_continuity: the learning rate differs first in step 411 on rank 0"
@@ -41,7 +41,7 @@ def test_a_cause_is_told_once(tmp_path: Path) -> None:
     """The same damage in six rounds is one line with its faults, on the terminal in at most 15 lines."""
     day, rounds = a_day()
     score = total(rounds)
-    cases = cases_of(score, Bounds(), rounds, planned=6)
+    cases = cases_of(score, Bounds(), rounds)
     paper = io.StringIO()
     show(day, "/day", rounds, score, cases, Console(file=paper, width=100))
     assert paper.getvalue().count("the learning rate differs") == 1
@@ -63,8 +63,23 @@ def test_the_round_that_decided_is_the_one_to_run_again() -> None:
     rounds[1] = replace(rounds[1], verdict="inconclusive", reason="it never landed", failed=(), faults=(unfelt,))
     assert [one.rounds for one in to_look_at(rounds)] == [(2,), (1,), (0,)]
     score, paper = total(rounds), io.StringIO()
-    show(day, "/day", rounds, score, cases_of(score, Bounds(), rounds, planned=3), Console(file=paper, width=100))
+    show(day, "/day", rounds, score, cases_of(score, Bounds(), rounds), Console(file=paper, width=100))
     assert "torchaos run /day/rounds/002/scenario.yaml" in paper.getvalue()
+
+
+def test_a_few_faults_are_called_no_statistic() -> None:
+    """Of two faults there is no p90, and of one no median; the report says that they are few, and of many it does
+    not."""
+    day, rounds = a_day(2)
+    assert spread_rows(total(rounds)) == [["caught up", "2", "4 s", "", "", "4 s"]]
+    assert spread_rows(total(rounds[:1]))[0] == ["caught up", "1", "4 s", "", "", ""]
+    paper, score = io.StringIO(), total(rounds)
+    cases = cases_of(score, Bounds(), rounds)
+    show(day, "/day", rounds, score, cases, Console(file=paper, width=200))
+    few = "2 faults in 3.3 min: this is an example and no statistic"
+    assert few in paper.getvalue()
+    assert few in page(day, "/day", rounds, score, cases)
+    assert not caveat(total(a_day(6)[1]))
 
 
 def test_a_round_with_a_reason_of_its_own_is_told() -> None:

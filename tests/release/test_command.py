@@ -195,7 +195,9 @@ def test_a_failure_that_follows_from_a_waived_one_is_told_so(failing: Release) -
     failing.waive("forgets-optimizer", "restarts", expires="2026-01-31")
     said = " ".join(gate(failing.home, failing.file, "runs").stdout.split())
     assert "expired on 2026-01-31" in said
-    assert "2 of these follow from loss_continuity, which is waived: waive checkpoint_integrity and completed too" in said
+    assert (
+        "2 of these follow from loss_continuity, which is waived: waive checkpoint_integrity and completed too" in said
+    )
 
 
 def test_the_webhook_is_told(failing: Release, server: Server) -> None:

@@ -29,7 +29,7 @@ def day_page(
     run = tmp_path / "rounds" / "000" / "run" / "one"
     rounds = [RoundScore(0, "passed", "", 0, str(run), 2, CLOCK, tuple(outcomes))] if came else []
     score = total(rounds)
-    cases = cases_of(score, Bounds.model_validate(bounds), rounds, planned=len(faults))
+    cases = cases_of(score, Bounds.model_validate(bounds), rounds, planned=[one.id for one in faults])
     if markdown:
         return report.page(day, str(tmp_path), rounds, score, cases)
     return report.text(day, tmp_path, rounds, score, cases)

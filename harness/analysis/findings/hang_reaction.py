@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torchaos.harness.analysis.caught_up import pace_of
-from torchaos.harness.analysis.hangs import Stall, stalls_of, why_unread, why_unseen
+from torchaos.harness.analysis.hangs import Stall, let_it_last, stalls_of, too_short, why_unread, why_unseen
 from torchaos.harness.interfaces import Finding, Need, Outcome, failed, inconclusive, passed, unhit
-from torchaos.harness.monitoring.observers.opinions import Rule
 from torchaos.harness.monitoring.probes.known_failures import BY_NAME
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 
+_UNTOLD = "our observers could not tell whether the job hung"
 _LATE_S = 1.0  # seconds after the death of a rank in which a log line of the rank may still come
 
 
@@ -63,11 +62,11 @@ class HangReaction:
                 )
             if self.within is not None and lasted < self.within:
                 return inconclusive(
-                    f"{stall.name} lasted only {lasted:.2f} s, less than the time that {who} may take; make "
-                    "the fault longer"
+                    f"{stall.name} lasted only {lasted:.2f} s, and {who} may take {self.within:g} s; "
+                    f"{let_it_last(run, stall, self.within)}"
                 )
             if self.by != "job" and (why := why_unseen(run, stall)):
-                return inconclusive(f"{stall.name}: our observers could not tell whether the job hung; {why}")
+                return inconclusive(f"{stall.name}: {_UNTOLD}; {why}")
             others = f" (only {entry['who']} did)" if entry["who"] else ""
             return failed(f"{stall.name} was not noticed by {who} in the {lasted:.2f} s that it lasted{others}")
         if self.within is not None and after > self.within:
@@ -116,9 +115,6 @@ def _false_alarms(run: Record, first_s: float) -> int:
     return sum(event.mono_s < first_s for event in run.of_kind(Kind.HANG_DECLARED))
 
 
-_LOOK_S = 1.0  # seconds that the observers need to read stacks and counters
-
-
 @dataclass(frozen=True)
 class Blame:
     """Compares the blamed ranks with the ranks that faults hit. `precision`: the share of blamed ranks that must be
@@ -142,11 +138,10 @@ class Blame:
         if Need.HANGS not in run.plan.collect:
             return inconclusive("this run was made without our observers; run the scenario again")
         blamed = {stall: _named(run, stall) for stall in stalls}
-        needed_s = _needed_s(run, stalls[0].since_s)
-        short = [stall for stall in stalls if blamed[stall] is None and stall.until_s - stall.since_s < needed_s]
+        short = {stall: why for stall in stalls if blamed[stall] is None and (why := too_short(run, stall))}
         unseen = [why for stall in stalls if blamed[stall] is None and (why := why_unseen(run, stall))]
         if unseen and not short:
-            return inconclusive(f"our observers could not tell whether the job hung; {unseen[0]}")
+            return inconclusive(f"{_UNTOLD}; {unseen[0]}")
         unread = [why for stall in stalls if blamed[stall] == frozenset() and (why := why_unread(run, stall))]
         if unread:
             return inconclusive(f"a hang was declared and nobody blamed, since no stacks could be read: {unread[0]}")
@@ -154,11 +149,8 @@ class Blame:
         found = self._score(pairs, "our diagnosis") if pairs else None
         if found and (not short or found.outcome is Outcome.FAILED):
             return found
-        lasted_s = short[0].until_s - short[0].since_s
-        return inconclusive(
-            f"{short[0].fault} lasted only {lasted_s:.2f} s, and in this job our observers may need {needed_s:.2f} s "
-            "to tell a hang from a pause; make it longer"
-        )
+        stall, why = next(iter(short.items()))
+        return inconclusive(f"{stall.name}: {_UNTOLD}; {why}")
 
     def _score(self, pairs: Sequence[tuple[frozenset[int], frozenset[int] | None]], who: str) -> Finding:
         blamed = [(hit, named or frozenset()) for hit, named in pairs]
@@ -182,13 +174,6 @@ class Blame:
             f"and {counted(len(wrong), 'other')}",
             **measured,
         )
-
-
-def _needed_s(run: Record, before_s: float) -> float:
-    """The shortest stall, in seconds, that torchaos's observers declare as a hang in this job. It depends on how long
-    the job itself pauses."""
-    rule = Rule()
-    return max(rule.floor_s, rule.k * pace_of(run.history, before_s).longest_s) + _LOOK_S
 
 
 def _named(run: Record, stall: Stall) -> frozenset[int] | None:

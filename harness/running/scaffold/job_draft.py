@@ -273,15 +273,16 @@ _ASSERTIONS = {
     "checkpoint_integrity": "",
     "completed": "",
 }
-AFTER_A_LOOK = ("lr_continuity", "parameter_digest")  # used only if a run has shown that their data can be seen
+AFTER_A_LOOK = ("lr_continuity", "parameter_digest")
+UNKNOWN = "only a run shows whether the data can be seen"  # why these are comments until a run has shown it
 
 
 def scenario_text(
-    name: str, draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str], more: Sequence[str] = ()
+    name: str, draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str] | None = None
 ) -> str:  # fmt: skip
     """The text of the scenario file. `name`: the scenario's name. `step`: the step in which the rank dies. `blind`: the
-    assertions that see too little of this job, each with the reason. `more`: assertions in addition to the usual
-    ones."""
+    assertions that see too little of this job, each with the reason; None: no run of the job was seen."""
+    blind = dict.fromkeys(AFTER_A_LOOK, UNKNOWN) if blind is None else blind
     rank = draft.ranks - 1
     job = [f"  command: {_one_line(_command(draft), flow=False)}"]
     if draft.cwd != ".":
@@ -299,7 +300,7 @@ def scenario_text(
     blind = blind if draft.checkpoints else {**blind, "checkpoint_integrity": "needs job.checkpoints.path"}
     judged = [
         _assertion(name, bounds, blind.get(name, ""))
-        for name, bounds in [*_ASSERTIONS.items(), *((one, "") for one in more)]
+        for name, bounds in [*_ASSERTIONS.items(), *((one, "") for one in AFTER_A_LOOK)]
     ]
     return "\n".join([
         f"scenario: {name}",

@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from torchaos.harness.analysis.checkpointing.resume_points import points_of
+from torchaos.harness.analysis.checkpointing.resume_points import family, points_of
 from torchaos.harness.analysis.ending import failed_loads, in_words
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import ChaosError, UsageError
@@ -189,11 +189,13 @@ def _disagreement(attempt: Attempt) -> str:
 def _saves(run: Record) -> Iterator[Moment]:
     points, every = points_of(run), run.history.saves
     beside = [save for save in every if save.ok and not points.has(save.path)]
+    loaded = {family(load.path) for load in run.history.loads if load.ok}
     for saves in by_step(beside):
         place = saves[0].global_step
         after = f" after step {place}" if place is not None else ""
         ended_s, name = max(save.ended_s or 0.0 for save in saves), _name(saves)
-        yield Beside(ended_s, f"{name} is saved{after}; the job does not resume from it")
+        unused = "" if any(family(save.path) in loaded for save in saves) else "; the job does not resume from it"
+        yield Beside(ended_s, f"{name} is saved{after}{unused}")
     for saves in by_step(save for save in every if save not in beside):
         others = [save.path for save in every if _when(save) != _when(saves[0])]
         step = f" of step {saves[0].global_step}" if saves[0].global_step is not None else ""

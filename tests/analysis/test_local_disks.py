@@ -57,11 +57,14 @@ def _run(trainer: Any, *events: Event) -> Any:
 def test_files_on_the_disk_of_a_node_that_is_gone_are_out_of_reach(
     trainer: Any, events: list[Event], nodes: tuple[int, ...], ranks: tuple[int, ...]
 ) -> None:
-    """Files elsewhere are within reach of every attempt."""
+    """As are those outside the folder of the checkpoints, such as in memory. Other files are within reach of every
+    attempt."""
     run = _run(trainer, _up(0, 0, 0), _up(0, 1, 1), *events)
-    found = out_of_reach(run, [_save(0), _save(1), _save(1, "step-5")], 1, 10.0)
+    memory = replace(_save(1), path="/dev/shm/step-5/rank-1.pt")
+    found = out_of_reach(run, [_save(0), _save(1), _save(1, "step-5"), memory], 1, 10.0)
     assert found.nodes == nodes
-    assert found.paths == {f"/job/out/local/step-5/rank-{rank}.pt" for rank in ranks}
+    assert found.paths - {memory.path} == {f"/job/out/local/step-5/rank-{rank}.pt" for rank in ranks}
+    assert (memory.path in found.paths) == bool(ranks)
 
 
 def test_a_disk_that_was_lost_has_only_what_was_saved_later(trainer: Any) -> None:

@@ -271,6 +271,19 @@ def _holding(run: Any, best: tuple[str, ...]) -> Any:
     return replace(run, artifacts={**run.artifacts, "inventory": inventory})
 
 
+def test_a_folder_of_another_tier_counts_if_an_attempt_went_on_from_it(trainer: Any) -> None:
+    """The job saves into memory and copies some saves to the folder that the scenario names. Its newest save is the one
+    in memory, whatever the folder has; a save there that it passes over was lost needlessly."""
+
+    run = trainer(kills=[(18, 1)]).record(inventory={"root": "/job/disk", "checkpoints": []})
+    assert all(save.path.startswith("/job/checkpoints/") for save in run.history.saves)
+    newest = NoLostWork().judge(run, [])
+    assert newest.outcome is Outcome.PASSED, newest.reason
+    assert "from step 15, the newest complete checkpoint" in newest.reason
+    older = NoLostWork().judge(_from(run, 10), [])
+    assert older.outcome is Outcome.FAILED, older.reason
+
+
 def test_what_no_attempt_ever_resumed_from_is_no_checkpoint_to_resume_from(trainer: Any) -> None:
     """best.pt of step 16 holds weights alone: the job goes on from step 15, and nothing was lost needlessly. One that
     holds all that step-15 holds could have been taken, and so could a newer file of the kind that was loaded."""
@@ -549,7 +562,7 @@ def test_copies_that_no_file_holds_are_judged_by_the_bound_alone(trainer: Any) -
     finding = NoLostWork(steps=1).judge(run, [])
     assert finding.outcome is Outcome.PASSED, finding.reason
     assert "went on from step 17 after step 18 had been done: 1 step was lost, and 1 is allowed" in finding.reason
-    assert "No file held a checkpoint, so whether a newer copy was in memory is not known" in finding.reason
+    assert "No file was seen to hold a checkpoint, so whether a newer copy was in memory is not known" in finding.reason
     assert NoLostWork(steps=0).judge(run, []).outcome is Outcome.FAILED
     unbound = NoLostWork().judge(run, [])
     assert (unbound.outcome, "give `steps`" in unbound.reason) == (Outcome.INCONCLUSIVE, True), unbound.reason

@@ -435,6 +435,21 @@ def test_each_part_of_the_state_is_seen_by_its_name(trainer: Any, begins: Any, w
     assert (words or "parameters, frozen parameters, buffers and moments of the optimizer are") in found.reason
 
 
+def test_what_the_optimizer_of_another_rank_trains_is_not_called_frozen(trainer: Any) -> None:
+    """Each rank's optimizer has a part of the parameters (ZeRO), and all of them get gradients."""
+
+    class Zero(_named(trainer, lambda begun, rank: None).__class__):  # type: ignore[misc]
+        def emit(self, kind: Kind, data: Any, *who: Any, **when: Any) -> None:
+            if kind in (Kind.BEGUN, Kind.KEPT):
+                data = {**data, "trained": [*data["parameters"], *data["frozen"]]}
+            super().emit(kind, data, *who, **when)
+
+    job = Zero(kills=((13, 1),), state_seen=True, noise=True, global_batch=True)
+    found = StateRestored().judge(job.record(), ())
+    assert found.outcome is Outcome.PASSED, found.reason
+    assert found.reason.startswith("parameters, buffers and moments of the optimizer are bit for bit as before")
+
+
 @pytest.mark.parametrize(
     ("begins", "words"), [(11.0, "are the trained parameters after step 10"), (77.0, "are others")]
 )

@@ -185,7 +185,8 @@ def test_no_name_is_shortened_to_one_that_does_not_exist(trainer: Any) -> None:
 
 
 def test_a_file_that_is_not_resumed_from_is_no_checkpoint(trainer: Any) -> None:
-    """The best weights are saved at other times than the state, and are not counted with it."""
+    """The best weights are saved at other times than the state, and are not counted with it. If a resume loads them as
+    well, such as the base of deltas, the job does resume from them."""
     run = trainer(kills=[(18, 1)], every=2).record()
     run = _with_files(run, lambda step: (f"step-{step}.pt",) if step % 4 == 0 else ("best.pt",))
     loads = [replace(e, data={**e.data, "path": "/job/checkpoints/step-16.pt"})
@@ -193,6 +194,12 @@ def test_a_file_that_is_not_resumed_from_is_no_checkpoint(trainer: Any) -> None:
     short = [one.text for one in happened(replace(run, events=tuple(loads)), whole=False)]
     assert "the checkpoint of step 16 is saved: step-16.pt; 3 more were saved before it" in short
     assert "best.pt is saved after step 14; the job does not resume from it; 3 more were saved before it" in short
+    first = next(place for place, event in enumerate(loads) if event.kind is Kind.LOAD_BEGIN)
+    loads[first:first] = [
+        replace(event, data={**event.data, "path": "/job/checkpoints/best.pt"}) for event in loads[first : first + 2]
+    ]
+    short = [one.text for one in happened(replace(run, events=tuple(loads)), whole=False)]
+    assert not any("best.pt" in line and "does not resume from it" in line for line in short)
 
 
 def test_what_each_observer_thought_is_told(copy: Path) -> None:

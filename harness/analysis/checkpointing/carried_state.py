@@ -59,6 +59,7 @@ class Carried:
     after: Mapping[str, int] = field(default_factory=dict)  # by name of a lost state: the step that it is of instead
     moved: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # see `_of_other_ranks`
     no_moments: bool = False  # no moments were seen, before the resume and after it
+    all_trained: bool = False  # `frozen` are trained too, by the optimizer of another rank, or of a plain class
     generators: str = ""  # what was seen of the generators that the forward draws from and that are not as they were
 
     @property
@@ -80,10 +81,11 @@ class Carried:
 
     @property
     def _restored(self) -> list[tuple[str, bool | None]]:
-        plain = any(other.trained for other in self.others)
-        frozen = "parameters of an optimizer of a plain class" if plain else "frozen parameters"
+        parameters, frozen = self.parameters, self.frozen
+        if self.all_trained and frozen is not None:
+            parameters, frozen = (False if frozen is False else parameters), None
         return [
-            ("parameters", self.parameters), (frozen, self.frozen), ("buffers", self.buffers),
+            ("parameters", parameters), ("frozen parameters", frozen), ("buffers", self.buffers),
             (_OF_OPTIMIZER, self.moments),
         ]  # fmt: skip
 
@@ -203,7 +205,11 @@ def _resumes_carried(run: Record) -> Iterator[Carried]:
         rngs = begun.generators_in_words(begun.lost_generators, attempt.world_size)
         sums = [*(one.moments for one in saved), *(one.restored_moments for one in first)]
         nothing = not begun.seen.get(MOMENTS) and all(map(is_of_nothing, sums))
-        yield Carried(attempt, saver, parameters, moments, frozen, buffers, others, instead, moved, nothing, rngs)
+        frozen_names = {name for quantity, name in begun.compared if quantity == "frozen"}
+        yield Carried(
+            attempt, saver, parameters, moments, frozen, buffers, others, instead, moved, nothing,
+            frozen_names <= begun.trained, rngs,
+        )  # fmt: skip
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:

@@ -1,5 +1,6 @@
-"""Checkpoints on the nodes' own disks (`job.checkpoints.local`): which of their files an attempt could not reach,
-because the node with the file was gone or had lost its disk."""
+"""Checkpoints on the nodes' own disks (`job.checkpoints.local`, and folders outside `job.checkpoints.path`, such as
+/dev/shm): which of their files an attempt could not reach, because the node with the file was gone or had lost its
+disk."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class OutOfReach:
 def out_of_reach(run: Record, saves: Iterable[Save], attempt: int, started_s: float) -> OutOfReach:
     """The files of a checkpoint that were only on nodes which the attempt did not have, or which had lost their disks
     before it was started (CLOCK_MONOTONIC). Nodes that are not known count as present."""
-    local = local_folder(run)
+    local, root = local_folder(run), root_of(run)
     node_of = {(up.attempt, up.rank): up.data.get("node") for up in run.of_kind(Kind.RANK_UP)}
     there = {node for (number, _rank), node in node_of.items() if number == attempt}
     lost = [
@@ -44,7 +45,7 @@ def out_of_reach(run: Record, saves: Iterable[Save], attempt: int, started_s: fl
     ]
     nodes, paths = set[int](), set[str]()
     for save in saves:
-        if not local or not is_below(save.path, local):
+        if is_below(save.path, root) and not (local and is_below(save.path, local)):
             continue
         had = {node_of.get((save.attempt, rank)) for rank in save.ranks}
         gone = {node for node in had if node is not None and there and node not in there}

@@ -116,6 +116,7 @@ class Begun:
         default_factory=lambda: defaultdict(set)
     )  # ranks with parts that were not compared
     parameters: frozenset[str] = frozenset()  # names of those that torch optimizers train
+    trained: frozenset[str] = frozenset()  # those that get gradients and belong to an optimizer of any class
     unsaved: frozenset[str] = frozenset()  # buffers that are in no state_dict
     drawn: frozenset[str] | None = None  # generators that the forward drew from; None: not seen
     changing: frozenset[str] | None = None  # generators whose state changed each time that it was recorded
@@ -250,10 +251,12 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     wrong, others = defaultdict[tuple[str, str], set[int]](set), list[Other]()
     for (quantity, name, _holds), of in ranks.items():
         wrong[quantity, name] |= of
-    plain = frozenset().union(*(state.trained for state in mine.values()))
+    found.trained = frozenset().union(*(state.trained for state in mine.values()))
     for (quantity, name, holds), of in ranks.items():
         equal = tuple(sorted(found.compared[quantity, name] - wrong[quantity, name]))
-        others.append(Other(quantity, name, tuple(sorted(of)), holds, equal, quantity == "frozen" and name in plain))
+        others.append(
+            Other(quantity, name, tuple(sorted(of)), holds, equal, quantity == "frozen" and name in found.trained)
+        )
     found.others = others
     return found
 

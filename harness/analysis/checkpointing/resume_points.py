@@ -224,14 +224,17 @@ class Points:
 
 
 def points_of(run: Record) -> Points:
-    """Finds the files that the job resumes from. The nodes' own disks and all other places are looked at separately,
-    because a node may be lost with its disk. A job that resumed from one of the two could also resume from the
-    other."""
+    """Finds the files that the job resumes from. The nodes' own disks, folders outside that of the checkpoints from
+    which attempts went on (such as /dev/shm), and all other places are looked at separately, because a node may be lost
+    with its disk or memory. A job that resumed from one of them could also resume from the others."""
     root, local = root_of(run), local_folder(run)
-    saved = {save.path for save in run.history.saves if is_below(save.path, root)}
-    own = {path for path in saved if local and is_below(path, local)}
-    tiers = [{_family(path) for path in paths} for paths in (own, saved - own) if paths]
-    found = [_points(run, root, tier) for tier in tiers]
+    saved = {save.path for save in run.history.saves}
+    outside = {path for path in saved if not is_below(path, root)}
+    used = {family(posixpath.dirname(attempt.loaded)) for attempt in run.history.attempts if attempt.loaded}
+    outside_used = {path for path in outside if family(posixpath.dirname(path)) in used}
+    own = {path for path in saved - outside if local and is_below(path, local)}
+    tiers = [{_family(path) for path in paths} for paths in (own, outside_used, saved - outside - own) if paths]
+    found = [_points(run, tier) for tier in tiers]
     kinds = [each.kinds or _numbered(tier) for each, tier in zip(found, tiers, strict=True)]
     known = any(each.kinds for each in found)
     usable = frozenset(chain(*chain(*kinds))) if known else frozenset[str]()
@@ -253,9 +256,10 @@ def _numbered(families: Iterable[str]) -> tuple[frozenset[str], ...]:
     return tuple(frozenset((name,)) for name in sorted(families) if "#" in name)
 
 
-def _points(run: Record, root: str, saved: set[str]) -> Points:
+def _points(run: Record, saved: set[str]) -> Points:
     """The files of some families that the job resumes from."""
-    read = {path for path in _loaded(run.history) if is_below(path, root)}
+    root = root_of(run)
+    read = set(_loaded(run.history))
     paths = {path for path in read if _family(path) in saved}
     loaded = _of_one_save(run, {_family(path) for path in paths})
     folders = {posixpath.dirname(path) for path in paths}

@@ -174,7 +174,8 @@ def _kept(run: Record) -> list[SavedCheckpoint]:
     points, root = points_of(run), root_of(run)
     saves = [save for save in run.history.saves if save.global_step is not None]
     apart = _of_kind(run, points.saved_elsewhere(saves), points)
-    saves = [save for save in saves if is_below(save.path, root)]  # a model exported to another folder is no checkpoint
+    # A model exported to another folder is no checkpoint, unless attempts went on from there.
+    saves = [save for save in saves if is_below(save.path, root) or (points.kinds and points.has(save.path))]
     own = [saved for group in points.by_kind(saves) for saved in _of_kind(run, group, points)]
     return [*own, *(replace(saved, sure=False, elsewhere=True) for saved in apart)]
 
@@ -256,6 +257,8 @@ def _one(
 def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCheckpoint | None:
     """The checkpoint as the attempt could reach it. Without some of its files it may be complete all the same: another
     node may have copies of them. None if all its files were gone."""
+    if part.loaded in saved.paths:
+        return saved
     lost = out_of_reach(run, saved.saves, part.number, part.started_s)
     if lost.paths and lost.paths == saved.paths:
         return None

@@ -121,7 +121,8 @@ class Resumes:
         if self._allowed is not None and attempt.loaded is None and _has_no_files(run):
             return passed(
                 f"attempt {attempt.number} {begun} after step {resume.reached} had been done: "
-                f"{self._many(lost)}. No file held a checkpoint, so whether a newer copy was in memory is not known",
+                f"{self._many(lost)}. No file was seen to hold a checkpoint, so whether a newer copy was in memory is "
+                "not known",
                 base=base,
             )  # fmt: skip
         if resume.best is None and base == 0 and _all_were_seen(run):

@@ -90,11 +90,13 @@ class Sighting:
     who: str  # "replicas", "norm", "loss" or "job"
     step: int | None  # global
     at_s: float
+    back_to: int | None = None  # the job did not end the attempt, but went back to the state after this step
 
 
 def sightings(record: Record, since_s: float) -> list[Sighting]:
     """The first time for each witness of the corruption since `since_s`, in order of time. The witnesses are: replicas
-    that differ, a loss that is not finite, a spike of the gradient norm, or a rank that ended itself with an error."""
+    that differ, a loss that is not finite, a spike of the gradient norm, and the job: a rank that ended itself with an
+    error, or ranks that went back to an earlier state."""
     steps, found = steps_of(record), []
     later = [step for step in steps if step.over_s >= since_s]
     differing = next((step for step in later if step.replicas_differ), None)
@@ -106,12 +108,28 @@ def sightings(record: Record, since_s: float) -> list[Sighting]:
     spike = next(_spikes(record, since_s), None)
     if spike is not None:
         found.append(Sighting("norm", _under_way(record, spike), spike.mono_s))
-    left = next((event for event in record.of_kind(*_EXITS) if event.mono_s >= since_s and _is_refusal(event)), None)
-    others = [landing for landing in landings(record) if left and since_s < landing.at_s <= left.mono_s]
-    if left is not None and not others:  # else another fault may have ended it
-        done = [step.number for step in steps if step.over_s <= left.mono_s]
-        found.append(Sighting("job", max(done, default=0) + 1, left.mono_s))
+    by_job = [*_refusals(record, since_s, steps), *_returns(record, since_s)]
+    own = min(by_job, key=lambda sighting: sighting.at_s, default=None)
+    if own and not any(since_s < landing.at_s <= own.at_s for landing in landings(record)):
+        found.append(own)  # otherwise another fault may be the reason
     return sorted(found, key=lambda sighting: sighting.at_s)
+
+
+def _refusals(record: Record, since_s: float, steps: Sequence[Step]) -> Iterator[Sighting]:
+    for event in record.of_kind(*_EXITS):
+        if event.mono_s >= since_s and _is_refusal(event):
+            done = [step.number for step in steps if step.over_s <= event.mono_s]
+            yield Sighting("job", max(done, default=0) + 1, event.mono_s)
+
+
+def _returns(record: Record, since_s: float) -> Iterator[Sighting]:
+    history = record.history
+    for attempt in history.attempts:
+        for segment in history.put_back(attempt.number, since_s):
+            first_s = history.of_segment(segment.number, segment.after).first_s()
+            reached = history.highest_step(before_s=first_s) if first_s is not None else None
+            if first_s is not None and reached is not None and segment.base is not None and segment.base < reached:
+                yield Sighting("job", reached + 1, first_s, segment.base)
 
 
 def _is_refusal(event: Event) -> bool:

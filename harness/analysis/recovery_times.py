@@ -222,7 +222,8 @@ def _parts(record: Record, landing: Landing, twins: Sequence[Record]) -> Recover
 
 def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None], int | None]:
     """The parts of a recovery within the attempt that was hit, and the number of lost steps. In such a recovery, the
-    attempt loaded a checkpoint again and continued from it. No parts and 0 steps if it loaded no checkpoint."""
+    attempt loaded a checkpoint again, or put back a state that it kept in memory, and continued from it. When it put
+    back a state in memory is not seen. No parts and 0 steps if it did neither."""
     back = put_back(record, landing)
     if not back:
         return {}, 0
@@ -230,7 +231,7 @@ def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None]
     own = own.at(own.column("segment") >= back[0].after)
     reached = record.history.highest_step(before_s=back[-1].started_s) or 0
     bases = [segment.base for segment in back if segment.base is not None]
-    seen = {"restored": back[-1].started_s, "first_step": own.first_s()}
+    seen = {"restored": None if back[-1].in_memory else back[-1].started_s, "first_step": own.first_s()}
     return seen, max(0, reached - min(bases)) if bases else None
 
 

@@ -137,11 +137,17 @@ def _is_empty(event: Event, for_good: set[str]) -> bool:
 
 
 def _attempts(run: Record) -> Iterator[Moment]:
-    """Yields the time at which each attempt began to make steps."""
+    """Yields the time at which each attempt began to make steps, and at which it went back to an earlier state."""
     for attempt in run.history.attempts:
         first_s = run.history.executions.of_attempt(attempt.number).first_s()
         if first_s is not None:
             yield Moment(first_s - 1e-6, _beginning(run, attempt))
+    for part in run.history.segments:
+        first_s = run.history.of_segment(part.number, part.after).first_s()
+        if first_s is None or part.base is None or run.history.begins_attempt(part):
+            continue
+        source = f", from {_loaded(run, part.loaded)}" if part.loaded else ""
+        yield Moment(first_s - 1e-6, f"attempt {part.number} goes back to step {part.base}{source}")
 
 
 def _beginning(run: Record, attempt: Attempt) -> str:

@@ -119,6 +119,22 @@ def test_a_checkpoint_that_nobody_saw_saved_is_looked_at_too(trainer: Any, twin:
     assert (finding.outcome, "step-20 differs from the twin's in weight" in finding.reason) == (Outcome.FAILED, True)
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_job_that_goes_back_to_an_earlier_state_has_found_it(trainer: Any, in_memory: bool) -> None:
+    """Before the update, so that no state was ever bad. If another fault came in between, it may be the reason."""
+    about = {"loads_seen": not in_memory, "state_seen": True, "named": True}
+    run = trainer(raises=(18, 1, 8.0), **about).record(inventory=inventory())
+    straight = trainer(state_seen=True, named=True).record(inventory=inventory())
+    finding = SdcDetected(within=1, by="job").judge(run, [straight])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.reason.startswith("found after 1 step by the job itself, which went back to step 15; no checkpoint")
+    hit = next(run.of_kind(Kind.APPLYING))
+    second = replace(hit, seq=10_000, mono_s=hit.mono_s + 1e-3, data={**hit.data, "fault": "another"})
+    events = sorted([*run.events, second], key=lambda event: event.mono_s)
+    finding = SdcDetected(within=1, by="job").judge(replace(run, events=tuple(events)), [straight])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
 def test_a_loss_that_is_no_number_is_a_sighting(trainer: Any) -> None:
     """Of the first step whose loss is not finite, and not of one before the fault."""
     base = with_state(trainer().record(), fault=18)

@@ -202,6 +202,16 @@ def test_a_file_that_is_not_resumed_from_is_no_checkpoint(trainer: Any) -> None:
     assert not any("best.pt" in line and "does not resume from it" in line for line in short)
 
 
+def test_a_job_that_goes_back_within_an_attempt_is_told(trainer: Any) -> None:
+    """With the file from which it did, unless it had kept the state in memory."""
+    for seen, words in (
+        (True, "attempt 0 goes back to step 15, from step-15"),
+        (False, "attempt 0 goes back to step 15"),
+    ):
+        run = trainer(raises=(18, 1, 8.0), loads_seen=seen, state_seen=True, named=True).record()
+        assert words in [one.text for one in happened(run)]
+
+
 def test_what_each_observer_thought_is_told(copy: Path) -> None:
     """With what led to it; a change back to no suspicion is not worth a line."""
     told = [

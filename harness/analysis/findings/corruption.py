@@ -92,7 +92,8 @@ class Corruption:
 
 def _told(first: Sighting, since_s: float, run: Record) -> str:
     took = _steps_until(run, first, since_s)
-    return f"found after {took} {'step' if took == 1 else 'steps'} by {_WHO[first.who]}"
+    who = _WHO[first.who] if first.back_to is None else f"the job itself, which went back to step {first.back_to}"
+    return f"found after {counted(took, 'step')} by {who}"
 
 
 def _steps_until(run: Record, first: Sighting, since_s: float) -> int:

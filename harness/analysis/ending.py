@@ -27,7 +27,7 @@ from torchaos.harness.record.checkpoint_names import checkpoint_of
 from torchaos.harness.record.history import Attempt, Load
 from torchaos.harness.record.history.saves_and_loads import is_failed
 from torchaos.harness.record.plan import last_words_in_words
-from torchaos.harness.record.record import Record
+from torchaos.harness.record.record import RANK_FAILED, Record
 
 ABORT = -6
 _LINE = "terminate called without an active exception"
@@ -199,7 +199,6 @@ def not_restarted(run: Record, then: str) -> Finding:
 
 
 _MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
-_FAILED = re.compile(r"failed \(exitcode: ")  # torchelastic reports a failed rank; torchelastic's traceback follows
 _LOGGED = re.compile(r'[EWI]\d{4} |\{"name": "torchelastic|\*{20}')  # torchrun's own lines
 _RANK = re.compile(r"^(?:\s*(?:\[(?:rank|default)?\d+\]:|\d+: ))+")  # torch, --tee and srun write it before each line
 _ERROR = re.compile(  # Python's last line
@@ -242,7 +241,7 @@ def last_error(run: Record) -> str:
 
 def said_at_the_end(run: Record, pattern: str) -> str | None:
     """The last line that matches, among those since the failures before the last. None if there is none."""
-    ends = [place for place, line in enumerate(run.log_end) if _FAILED.search(line)]
+    ends = [place for place, line in enumerate(run.log_end) if RANK_FAILED in line]
     before = ends[: -max(1, run.plan.job.nodes)]  # each node reports the failure of an attempt
     since = _kept(run.log_end[before[-1] + 1 if before else 0 :])
     return next((_short(line) for line in reversed(since) if re.search(pattern, line)), None)
@@ -288,7 +287,7 @@ def _first_error(lines: Sequence[str]) -> list[str]:
 
 def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
     """The lines that the ranks wrote before each failure. If torchelastic reports no failure, all lines."""
-    ends = [place for place, line in enumerate(lines) if _FAILED.search(line)]
+    ends = [place for place, line in enumerate(lines) if RANK_FAILED in line]
     return [lines[begin:end] for begin, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)] or [lines]
 
 

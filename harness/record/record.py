@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from math import inf
+from pathlib import Path
 from typing import Any
 
 from torchaos.harness.host.processes import uncollected
@@ -24,7 +28,9 @@ from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.steps import Executions
 
+RANK_FAILED = "failed (exitcode: "  # in the line of torchelastic about a failed rank; its traceback follows
 _LOG_END = 1 << 18  # bytes; the first error of a job is followed by those of its restarts
 
 
@@ -36,10 +42,11 @@ class Record(RunEvents):
     damaged: tuple[str, ...] = ()  # whole lines of the journal that can't be read
     gaps: tuple[str, ...] = ()  # events that are missing, in words
     log_end: tuple[str, ...] = ()  # the last lines of the job's log, without secrets
+    peers: tuple[Executions, ...] = ()  # of one replica's record: the final steps of the others
 
     @cached_property
     def history(self) -> History:
-        return History.of(self.events)
+        return History.of(self.events, peers=self.peers)
 
     @cached_property
     def exited(self) -> Event | None:
@@ -77,13 +84,24 @@ class Record(RunEvents):
 
 
 def _log_end(folder: RunDir) -> tuple[str, ...]:
-    """The end of the last submission's log; empty if there is none."""
-    logs = sorted(folder.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
-    if not logs:
-        return ()
-    with open(logs[-1], "rb") as file:
+    """The ends of the last submission's logs; empty if there are none. If each node has a log: what all nodes wrote up
+    to the failure of an attempt, and then what they wrote after it, counted from the end."""
+    submissions = defaultdict[int, list[Path]](list)
+    for path in sorted(folder.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name)):
+        if (number := path.name[len("job-") :].partition(".")[0]).isdecimal():
+            submissions[int(number)].append(path)
+    parts = [_up_to_failures(path) for path in submissions[max(submissions, default=0)]]
+    most = max(map(len, parts), default=0)
+    return tuple(line for back in range(most, 0, -1) for own in parts if back <= len(own) for line in own[-back])
+
+
+def _up_to_failures(log: Path) -> list[list[str]]:
+    """The lines at the end of a log, up to each failure of a rank that torchelastic reports, and after the last."""
+    with open(log, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
-        return tuple(mask(file.read(_LOG_END).decode(errors="replace")).splitlines())
+        lines = mask(file.read(_LOG_END).decode(errors="replace")).splitlines()
+    ends = [place + 1 for place, line in enumerate(lines) if RANK_FAILED in line]
+    return [lines[start:end] for start, end in pairwise([0, *ends, len(lines)])]
 
 
 _COMMAND = {Kind.NODE_STARTED: Kind.JOB_STARTED, Kind.NODE_EXITED: Kind.JOB_EXITED}
@@ -112,7 +130,22 @@ def events_of(events: Iterable[Event], job: PlannedJob, replica: int) -> Iterato
 def records_of(run: Record) -> list[Record]:
     """The record of each replica; for a job without replicas, the run itself."""
     job = run.plan.job
-    return [run] if job.replicas == 1 else [_record_of(run, replica) for replica in range(job.replicas)]
+    return [run] if job.replicas == 1 else _with_peers([_record_of(run, replica) for replica in range(job.replicas)])
+
+
+def _with_peers(parts: list[Record]) -> list[Record]:
+    """The records of replicas, each with the steps of those that began before it; of all others, if that is not enough
+    to place its steps."""
+    begun = {number: part.history.executions.first_s() or inf for number, part in enumerate(parts)}
+    done: dict[int, Executions] = {}
+    for number in sorted(begun, key=begun.__getitem__):
+        parts[number] = replace(parts[number], peers=tuple(done.values()))
+        done[number] = parts[number].history.by_step().executions
+    return [
+        replace(part, peers=tuple(steps for other, steps in done.items() if other != number))
+        if part.history.unplaced else part
+        for number, part in enumerate(parts)
+    ]  # fmt: skip
 
 
 def without_steps(run: Record) -> Record:

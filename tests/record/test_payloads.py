@@ -12,7 +12,7 @@ from mutating.inputs import RUN
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.record.events import journal
 from torchaos.harness.record.events.journal import read_events
-from torchaos.harness.record.record import Record
+from torchaos.harness.record.record import RANK_FAILED, Record
 from torchaos.harness.record.rundir import RunDir
 
 STEP = next(line for line in (RUN / "events" / "rank0-a1-p30089.jsonl").read_text().splitlines() if '"step"' in line)
@@ -60,3 +60,21 @@ def test_a_torn_end_and_a_later_version_are_no_damage(run: RunDir) -> None:
     later = json.dumps({**json.loads(STEP), "kind": "rank.later"})
     file.write_text(file.read_text() + later + "\n" + STEP[:40])
     assert Record.load(run).damaged == ()
+
+
+def test_the_end_of_the_log_is_that_of_all_nodes(run: RunDir) -> None:
+    """The node that gives up and says why need not be the last. Each attempt's lines stay together, and those of
+    earlier submissions are left out."""
+    failed = f"E1127 api.py:1] {RANK_FAILED}1) local_rank: 0 (pid: 7)"
+    texts = {
+        "job-9.log": ["of an earlier submission"],
+        "job-9.node1.log": ["of an earlier submission"],
+        "job-10.log": ["first error", failed, "second error", failed, "it gives up"],
+        "job-10.node1.log": ["a peer is gone", failed, "killed in attempt 1"],
+    }
+    run.logs.mkdir(exist_ok=True)
+    for name, lines in texts.items():
+        (run.logs / name).write_text("\n".join(lines) + "\n")
+    assert Record.load(run).log_end == (
+        "first error", failed, "second error", failed, "a peer is gone", failed, "it gives up", "killed in attempt 1",
+    )  # fmt: skip

@@ -20,6 +20,8 @@ from torchaos.harness.running.launchers.torchrun_line import world_of
         ("torchrun --standalone --nproc-per-node gpu train.py", (None, 1)),
         ("python train.py --nnodes 2", (None, None)),
         ("python health_agent.py torchrun --nproc-per-node 2 train.py", (2, 1)),
+        ("python watch.py --every 5 -v other.py torchrun --nproc-per-node 2 --nnodes 3 train.py", (2, 3)),
+        ("python train.py --a 1 --b 2 --tags torchrun ddp", (None, None)),
     ],
 )
 def test_options_are_torchruns(line: str, world: tuple[int | None, int | None]) -> None:

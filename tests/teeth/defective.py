@@ -541,10 +541,11 @@ def compares_no_replicas():
 
 
 def hears_nothing():
-    """The watcher of the GPUs sees every event, and tells nobody."""
+    """The watcher of the GPUs sees every event, and tells nobody: neither the ranks nor torchrun."""
     import health_agent
 
     health_agent.ranks_on = lambda *_any: []
+    health_agent.leaves = lambda *_any: False
 
 
 def comes_back_to_the_sick_gpu():

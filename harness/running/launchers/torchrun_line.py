@@ -167,11 +167,19 @@ def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
 
 
 def _place_of(command: Sequence[str]) -> int | None:
-    """The index of the word torchrun, or of its module. It must come before any script, or after one script that starts
-    it. None if there is none, or if it is the value of another program's option."""
+    """The index of the word torchrun, or of its module. It must come before any script, or after scripts that start it,
+    and then with a script of its own. None if there is none, or if it is the value of another program's option."""
     before = len(list(itertools.takewhile(lambda word: not word.endswith(".py"), command)))
-    found = (n for n, word in enumerate(command[: max(before, 4)]) if _is_torchrun(word))
-    return next((n for n in found if not n or command[n - 1] != "--launcher"), None)
+    found = (n for n, word in enumerate(command) if _is_torchrun(word))
+    return next(
+        (
+            n
+            for n in found
+            if (not n or command[n - 1] != "--launcher")
+            and (n < max(before, 4) or len(_own(command[n + 1 :])) < len(command[n + 1 :]))
+        ),
+        None,
+    )
 
 
 def _is_torchrun(word: str) -> bool:

@@ -229,6 +229,43 @@ def test_where_nobody_went_on_alone_all_is_compared(trainer: Any) -> None:
         assert said(name, run, [twin])[0] is Outcome.PASSED, said(name, run, [twin])
 
 
+def joined(run: Record, at: int) -> Record:
+    """A replica that is there from the start, and joins when the others have done `at` steps, with their state."""
+    kept = [
+        replace(one, step=one.step - at) if one.kind is Kind.STEP and one.step else one
+        for one in run.events if one.kind is not Kind.STEP or (one.step or 0) > at
+    ]  # fmt: skip
+    return uncounted(replace(run, events=tuple(kept)))
+
+
+def uncounted(run: Record) -> Record:
+    """Its optimizer counts no steps, as SGD does, and it has no schedule."""
+    return replace(run, events=tuple(
+        replace(one, data={**one.data, "opt_step": None, "sched_step": None}) if one.kind is Kind.STEP else one
+        for one in run.events
+    ))  # fmt: skip
+
+
+def test_a_replica_that_first_joins_late_is_placed_by_its_parameters(trainer: Any) -> None:
+    """Its first step is the one after which a replica that was there before had the same parameters."""
+    twin = side_by_side(went_on(trainer), went_on(trainer))
+    run = side_by_side(went_on(trainer), joined(went_on(trainer), 5))
+    assert [part.history.attempts[0].base for part in records_of(run)] == [0, 5]
+    outcome, reason = said("parameter_digest", run, [twin], replicas_only=True)
+    assert (outcome, "equal after each of 25 steps" in reason) == (Outcome.PASSED, True), reason
+    assert "5 steps (1 to 5) were made without replica 1" in said("sample_accounting", run, [twin])[1]
+    off = changed_parameters(joined(went_on(trainer), 5))
+    outcome, reason = said("parameter_digest", side_by_side(went_on(trainer), off), [twin], replicas_only=True)
+    assert outcome is Outcome.FAILED, reason
+
+
+def changed_parameters(run: Record) -> Record:
+    return replace(run, events=tuple(
+        replace(one, data={**one.data, "parameters": f"{one.step} of its own"}) if one.kind is Kind.STEP else one
+        for one in run.events
+    ))  # fmt: skip
+
+
 def test_a_replica_that_is_not_healed_is_failed(trainer: Any) -> None:
     """It comes back with other weights, or from before what its peer had done, or with the first samples again."""
     twin = side_by_side(went_on(trainer), went_on(trainer))

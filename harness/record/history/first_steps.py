@@ -45,6 +45,7 @@ class Scene:
     known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
     log_offset: int | None  # by how much the log's count is usually ahead of ours; None: no log of an earlier attempt
     snapshots: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
+    peers: Sequence[Executions] = ()  # the final steps of other replicas, which have the same parameters after a step
     foreign: Collection[str] = ()  # files of another run, with which the first attempt began at the start
     after: int = 0  # steps of the attempt before that point
     straight: int | None = None  # the global step at that point, if the steps before simply go on
@@ -148,6 +149,26 @@ def _values(steps: Executions, column: str, number: str) -> Iterable[tuple[int, 
     values = steps.column(column)
     seen = steps.samples_known if column == "samples_sum" else ~np.isnan(values)
     return zip(steps.column(number)[seen].tolist(), values[seen].tolist(), strict=True)
+
+
+def of_peers(scene: Scene) -> list[Witness]:
+    """The witness of the parameters that another replica had after the same step. So a replica that is given the state
+    of the others is placed, also if nothing in it counts steps."""
+    by_rank = dict[int, Said]()
+    own: dict[int, dict[int, str]] = defaultdict(dict)
+    for execution in scene.start:
+        if execution.parameters is not None:
+            own[execution.rank][execution.local_step] = execution.parameters
+    for rank, seen in own.items():
+        reference: dict[int, set[str]] = defaultdict(set)
+        for execution in (each for peer in scene.peers for each in peer.at(peer.rank == rank).with_state):
+            if execution.global_step is not None and execution.parameters is not None:
+                reference[execution.global_step].add(execution.parameters)
+        if fits := align(seen, reference):
+            step = min(seen)
+            rests_on = f"another replica had the parameters after its step {step} after step {fits[0] + step}"
+            by_rank[rank] = fits, rests_on
+    return grouped(names.STATE, by_rank)
 
 
 def of_content(scene: Scene) -> list[Witness]:

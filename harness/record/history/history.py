@@ -49,9 +49,10 @@ class History:
     ] = ()  # steps by rank in an attempt that ended well, if they differ: none has a global number
 
     @classmethod
-    def of(cls, events: Sequence[Event], twin: History | None = None) -> History:
+    def of(cls, events: Sequence[Event], twin: History | None = None, peers: Sequence[Executions] = ()) -> History:
         """The history of these events, in any order. With a twin, samples, losses and counters are also aligned with
-        those of the twin."""
+        those of the twin. `peers`: the final steps of other replicas of the job, with which the parameters are
+        aligned."""
         whole = Merged.of(events)
         seen = whole.steps_made.once_each()
         ordered = _with_first_steps(whole)
@@ -65,7 +66,7 @@ class History:
                 found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
                 _lines(ordered), [twin.by_step().executions] if twin else [],
                 ("at the end" if together else "all the time") if uneven else "",
-                _ahead(ordered), _blind(ordered, found), Snapshots.of(ordered),
+                _ahead(ordered), _blind(ordered, found), Snapshots.of(ordered), peers,
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)

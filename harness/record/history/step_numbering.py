@@ -50,6 +50,7 @@ class Placing:
     ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
     blind: Collection[int] = ()  # the numbers of attempts whose steps or saves may not have been seen
     snapshots: Snapshots = field(default_factory=Snapshots)
+    peers: Sequence[Executions] = ()  # see Scene
     placed: list[Executions] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
     foreign: Collection[str] = ()  # see Scene
@@ -157,6 +158,7 @@ class Placing:
             known=self._known(own),
             unseen=not self.snapshots.has(attempt.number, own),
             snapshots=self.snapshots,
+            peers=self.peers,
             log_offset=self.log_offset,
             foreign=() if first else self.foreign,
             ahead=self.ahead.get(attempt.number, {}),

@@ -18,7 +18,7 @@ import numpy as np
 
 from torchaos.harness.record.checkpoint_names import checkpoint_of, number_in_name
 from torchaos.harness.record.history import step_evidence as names
-from torchaos.harness.record.history.first_steps import WARM, Said, Scene, grouped, of_content
+from torchaos.harness.record.history.first_steps import WARM, Said, Scene, grouped, of_content, of_peers
 from torchaos.harness.record.history.saves_and_loads import Load, Save, number_in_contents, saved_as, whole_loads
 from torchaos.harness.record.history.step_evidence import Witness
 from torchaos.harness.record.steps import Executions
@@ -152,7 +152,7 @@ _FIRST_STATE = 0.2  # the trust in the state with which the job began
 def hear(scene: Scene) -> list[Witness]:
     """All witnesses of the base."""
     return [
-        *_of_state(scene),
+        *(_of_state(scene) or of_peers(scene)),
         *of_files(scene),
         *_of_counter(names.OPTIMIZER, scene, "opt_step", scene.ahead),
         *_of_counter(names.SCHEDULER, scene, "sched_step", None),

@@ -105,7 +105,7 @@ def test_a_witness_that_disagrees_is_kept_as_evidence(broken: str, name: str) ->
     attempt = Trainer(kills=[(18, 1)], broken=frozenset({broken})).record().history.attempt(1)
     assert attempt is not None
     assert attempt.base == 15
-    assert [conflict.startswith(name) for conflict in attempt.conflicts] == [True]
+    assert [conflict.startswith(f"by {name}") for conflict in attempt.conflicts] == [True]
 
 
 def test_nobody_knows_the_base() -> None:
@@ -184,7 +184,7 @@ def test_ranks_that_loaded_different_checkpoints_are_a_conflict() -> None:
     attempt = History.of(events).attempt(1)
     assert attempt is not None
     assert attempt.base == 15
-    assert "the loaded checkpoint on rank 1 says 10 steps were done, not 15" in attempt.conflicts[0]
+    assert "by the loaded checkpoint on rank 1, 10 steps were done, not 15" in attempt.conflicts[0]
 
 
 def _with(event: Event, **data: Any) -> Event:
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_was_loaded_and_not_used_is_no_resume() -> None:
     attempt = History.of(again).attempt(1)
     assert attempt is not None
     assert attempt.base == 0
-    assert attempt.conflicts[0].startswith("the loaded checkpoint on ranks 0, 1 says 15 steps were done, not 0")
+    assert attempt.conflicts[0].startswith("by the loaded checkpoint on ranks 0, 1, 15 steps were done, not 0")
 
 
 def test_base_of_is_known_while_the_first_step_is_under_way() -> None:
@@ -403,7 +403,7 @@ def test_what_the_job_computes_outweighs_its_counter() -> None:
         Witness(OPTIMIZER, (21,), "it stood at 22"), Witness(SAMPLES, (20,), ""), Witness(LOSSES, (20,), ""),
         Witness(LOG, (20,), ""),
     ]  # fmt: skip
-    assert decide(said) == (20, ("the optimizer's own step counter says 21 steps were done, not 20: it stood at 22",))
+    assert decide(said) == (20, ("by the optimizer's own step counter, 21 steps were done, not 20: it stood at 22",))
     assert decide([said[1], said[2]])[0] is not None
     assert decide([replace(said[1], name=RECORD, fits=(20,)), said[2]]) == (None, ())
 

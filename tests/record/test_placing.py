@@ -289,9 +289,7 @@ def test_a_counter_that_was_ahead_from_the_start_shows_no_earlier_steps(kill: in
     lost = kill == 18 and not restored
     assert [len(one.conflicts) for one in history.attempts] == [0, int(lost)]
     if lost:
-        assert (
-            history.attempts[1].conflicts[0].startswith("the optimizer's own step counter on ranks 0, 1 says 0 steps")
-        )
+        assert history.attempts[1].conflicts[0].startswith("by the optimizer's own step counter on ranks 0, 1, 0 steps")
 
 
 def test_a_run_that_goes_on_from_an_older_one_is_not_taken_for_a_new_run() -> None:
@@ -332,7 +330,7 @@ def test_a_lone_record_of_a_save_does_not_outvote_all_others() -> None:
     counter, samples = Witness("the optimizer's own step counter", (5,), ""), Witness("the samples", (5, 13), "")
     base, conflicts = decide([record, file, counter, samples])
     assert (base, len(conflicts)) == (5, 1)
-    assert conflicts[0].startswith("the loaded checkpoint says 13")
+    assert conflicts[0].startswith("by the loaded checkpoint, 13")
     assert decide([record, file, samples])[0] is None
     assert decide([record, file, replace(counter, fits=(13,)), samples])[0] == 13
     assert decide([record, counter, replace(samples, fits=(5,))])[0] is None, "what the job does may be a bug"

@@ -41,6 +41,7 @@ _NAMES = {
     MOMENTS: "optimizer's moments at the start", "optimizer counter": "optimizer counter",
     "learning rate": "learning rate",
 }  # fmt: skip
+_PLURAL = ("samples", "inputs", "weights", "frozen parameters", "buffers", "RNG states", "optimizer's moments")
 _SETTLED = 5  # steps: a job that is not deterministic differs from its twin earlier
 
 
@@ -50,6 +51,10 @@ class _Fact(NamedTuple):
     quantity: str  # empty: the clause itself proves the cause
     step: int  # global; the first step in which it differs
     clause: str
+
+
+def _is_one(names: Sequence[str]) -> bool:
+    return len(names) == 1 and not names[0].startswith(_PLURAL)
 
 
 def _is_late(fact: _Fact, first: Difference) -> bool:
@@ -114,8 +119,8 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
         return Cause(said("cause", where=where, causes=causes, besides=besides), causes)
     equal, unseen = found.compared({fact.quantity for fact in facts})
     guess = found.unrecorded()
-    clauses = [said("equal", found=f"{_and(equal)} {'is' if len(equal) == 1 else 'are'}")] if equal else []
-    clauses += [said("unseen", found=f"{_and(unseen)} {'was' if len(unseen) == 1 else 'were'}")] if unseen else []
+    clauses = [said("equal", found=f"{_and(equal)} {'is' if _is_one(equal) else 'are'}")] if equal else []
+    clauses += [said("unseen", found=f"{_and(unseen)} {'was' if _is_one(unseen) else 'were'}")] if unseen else []
     clauses.append(guess)
     return Cause(f"{where[0].upper()}{where[1:]}, {'; '.join(clauses)}.{besides}", guess)
 

@@ -312,7 +312,7 @@ def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str
         resume.attempt.loaded,
         ending.failed_loads(run, resume.attempt.number) if run.history.begins_attempt(resume.attempt) else [],
     )
-    other = f" Moreover {resume.attempt.conflicts[0]}." if resume.attempt.conflicts else ""
+    other = f" Moreover, {resume.attempt.conflicts[0]}." if resume.attempt.conflicts else ""
     if tried:
         then = f", and then it loaded {name_of(loaded)}" if loaded else ""
         return f"It tried to load {ending.in_words(tried)}, and that failed{then}.{other}"

@@ -167,4 +167,4 @@ def _disagrees(witness: Witness, base: int) -> str:
     said = " or ".join(str(fit) for fit in witness.fits[:3])
     steps = "step was" if said == "1" else "steps were"
     where = f" on {numbered('rank', witness.ranks)}" if witness.ranks else ""
-    return f"{witness.name}{where} says {said} {steps} done, not {base}: {witness.rests_on}"
+    return f"by {witness.name}{where}, {said} {steps} done, not {base}: {witness.rests_on}"

@@ -28,7 +28,7 @@ from torchaos.harness.reporting.compare_runs import TOLERANCE, Change, compare, 
 from torchaos.harness.reporting.gameday_history import Night
 from torchaos.harness.reporting.html import index
 from torchaos.harness.reporting.repro.case import case_of, script_of
-from torchaos.harness.reporting.story import story_of, tell
+from torchaos.harness.reporting.story import story_of, tell, tell_short
 from torchaos.harness.reporting.terminal import headline, many_runs
 from torchaos.harness.reporting.trend_store import Kept, path_of
 
@@ -210,16 +210,19 @@ def _last(runs: Sequence[Kept], most: int) -> list[Kept]:
 @AS_JSON
 @VERBOSE
 def explain(folders: Sequence[Path], json_file: Path | None, verbose: bool) -> None:
-    """Tell the story of a run in plain words. It has the plan, the events with times, the evidence, and the reason
-    of the verdict. Only the run directory is read. Exit code 0, whatever the verdict. The JSON of several runs is a
-    list."""
+    """Tell the story of a run in plain words. It has the verdict, its cause, and the turning points with their times;
+    with -v also the plan, all events, and the evidence. Only the run directory is read. Exit code 0, whatever the
+    verdict. The JSON has everything; that of several runs is a list."""
     runs = [RunDir(folder.absolute()).check() for folder in folders]
     if json_file:
-        told = [asdict(story_of(run, whole=True)) for run in runs]
+        told = [asdict(story_of(run)) for run in runs]
         if is_told(json_file, told if len(told) > 1 else told[0]):
             return
     for run in runs:
-        tell(story_of(run, whole=verbose), Console())
+        if verbose:
+            tell(story_of(run), Console())
+        else:
+            tell_short(run, Console())
 
 
 class _Repro(Command):

@@ -1,5 +1,6 @@
 """The story of a run in plain words, from its directory alone, which may have been moved: the plan, the notable events
-and the steps between them, the evidence, and the reasons for the verdict. No file is changed."""
+and the steps between them, the evidence, and the reasons for the verdict. The short story has the verdict and the
+turning points. No file is changed."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import posixpath
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from torchaos.harness.record.record import Record, records_of
 from torchaos.harness.record.result import Recovery, Result, Verdict, root_first
 from torchaos.harness.record.rundir import RunDir, result_in
 from torchaos.harness.record.secrecy import mask
+from torchaos.harness.reporting.terminal.console import tell_verdict
 from torchaos.harness.reporting.terminal.headline import went_on
 from torchaos.harness.reporting.terminal.narrator import Narrator
 from torchaos.harness.reporting.terminal.plan_preview import given
@@ -37,8 +38,13 @@ from torchaos.harness.reporting.terminal.text import Pen, name_in_words, on_one_
 _ELSEWHERE = frozenset({
     Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.BEGUN, Kind.ARMED, Kind.HELD,
 })  # fmt: skip
-_FEW = 2  # checkpoints in a row that get a line each
-_MOST = 400  # lines; a longer story is cut in the middle
+# The turning points of a run: what went wrong, and how it ended.
+_TURNS = frozenset({
+    Kind.STOPPED, Kind.JOB_EXITED, Kind.LOG_CAUSE, Kind.APPLYING, Kind.APPLIED, Kind.MISSED, Kind.ROLLED_BACK,
+    Kind.HEALED, Kind.GPU_EVENT, Kind.AGENT_FAILED, Kind.HANG_DECLARED, Kind.HANG_AT_END,
+})  # fmt: skip
+_MOST, _SHORT = 400, 20  # lines; a longer story is cut in the middle
+_TIME = 9  # columns
 
 
 class Moment(NamedTuple):
@@ -46,54 +52,25 @@ class Moment(NamedTuple):
     text: str
 
 
-class Saved(Moment):
-    """A checkpoint that was saved, one of many."""
+class Turn(Moment):
+    """A turning point, which the short story has too."""
 
 
-class Beside(Moment):
-    """A file from which the job does not resume, such as the best model, that was saved."""
-
-
-class Removed(Moment):
-    """A checkpoint that the job removed, one of many."""
-
-
-def happened(run: Record, *, whole: bool = True) -> list[Moment]:
-    """One line for each notable event of a run, in order of time. If not `whole`, checkpoints that were saved without
-    anything else between them share a line."""
+def happened(run: Record) -> list[Moment]:
+    """One line for each notable event of a run, in order of time."""
     if not run.events:
         return []
     began = run.events[0].mono_s
     moments = sorted([*_events(run), *_of_history(run)], key=lambda one: one.at_s)
-    moments = moments if whole else _folded(moments)
-    with_steps = (
-        moments if run.plan.job.replicas > 1 else _with_steps(run, moments)
-    )  # each replica has its own steps at the same time
-    lines = [Moment(step.at_s - began, step.text) for step in with_steps]
+    # each replica has its own steps at the same time
+    with_steps = moments if run.plan.job.replicas > 1 else _with_steps(run, moments)
+    lines = [one._replace(at_s=one.at_s - began) for one in with_steps]
     if len(lines) > _MOST:
-        left_out = len(lines) - _MOST
-        gap = Moment(lines[_MOST // 2].at_s, f"({counted(left_out, 'line', 'is/are')} left out here)")
-        lines = [*lines[: _MOST // 2], gap, *lines[-(_MOST // 2) :]]
+        head, middle, tail = lines[: _MOST // 2], lines[_MOST // 2 : -(_MOST // 2)], lines[-(_MOST // 2) :]
+        turns = [one for one in middle if isinstance(one, Turn)]
+        left_out = counted(len(middle) - len(turns), "line", "is/are")
+        lines = [*head, Moment(middle[0].at_s, f"({left_out} left out here)"), *turns, *tail]
     return lines
-
-
-def _folded(moments: Sequence[Moment]) -> list[Moment]:
-    found: list[Moment] = []
-    for are_many, group in groupby(moments, key=lambda one: isinstance(one, (Saved, Beside, Removed))):
-        some = list(group)
-        if are_many:
-            of_kind = {kind: [one for one in some if isinstance(one, kind)] for kind in (Saved, Beside, Removed)}
-            some = sorted(
-                one for kind, ones in of_kind.items() for one in _few(ones, "removed" if kind is Removed else "saved")
-            )
-        found += some
-    return found
-
-
-def _few(many: Sequence[Moment], what: str) -> Sequence[Moment]:
-    if len(many) <= _FEW:
-        return many
-    return [many[-1]._replace(text=f"{many[-1].text}; {len(many) - 1} more were {what} before it")]
 
 
 def _events(run: Record) -> Iterator[Moment]:
@@ -101,6 +78,7 @@ def _events(run: Record) -> Iterator[Moment]:
     for_good = {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
     # One line for all gradients with an odd norm: there may be one for each backward.
     norms = [event for event in run.of_kind(Kind.NOTE) if "norm" in event.data]
+    gone: set[int | None] = set()  # attempts of which a rank has ended
     for event in run.beside_steps:
         if event.kind is Kind.NOTE and "norm" in event.data and event is not norms[0]:
             continue
@@ -110,7 +88,9 @@ def _events(run: Record) -> Iterator[Moment]:
         if line:
             last_s = norms[-1].mono_s - run.events[0].mono_s if len(norms) > 1 and event is norms[0] else None
             more = "" if last_s is None else f"; {len(norms) - 1} more such notes, the last at {last_s:.2f}"
-            yield Moment(event.mono_s, line.text + more)
+            first = event.kind is Kind.RANK_EXITED and event.attempt not in gone
+            gone |= {event.attempt} if first else set()
+            yield (Turn if first or event.kind in _TURNS else Moment)(event.mono_s, line.text + more)
 
 
 def _opinion(event: Event) -> str:
@@ -141,13 +121,13 @@ def _attempts(run: Record) -> Iterator[Moment]:
     for attempt in run.history.attempts:
         first_s = run.history.executions.of_attempt(attempt.number).first_s()
         if first_s is not None:
-            yield Moment(first_s - 1e-6, _beginning(run, attempt))
+            yield Turn(first_s - 1e-6, _beginning(run, attempt))
     for part in run.history.segments:
         first_s = run.history.of_segment(part.number, part.after).first_s()
         if first_s is None or part.base is None or run.history.begins_attempt(part):
             continue
         source = f", from {_loaded(run, part.loaded)}" if part.loaded else ""
-        yield Moment(first_s - 1e-6, f"attempt {part.number} goes back to step {part.base}{source}")
+        yield Turn(first_s - 1e-6, f"attempt {part.number} goes back to step {part.base}{source}")
 
 
 def _beginning(run: Record, attempt: Attempt) -> str:
@@ -201,19 +181,19 @@ def _saves(run: Record) -> Iterator[Moment]:
         after = f" after step {place}" if place is not None else ""
         ended_s, name = max(save.ended_s or 0.0 for save in saves), _name(saves)
         unused = "" if any(family(save.path) in loaded for save in saves) else "; the job does not resume from it"
-        yield Beside(ended_s, f"{name} is saved{after}{unused}")
+        yield Moment(ended_s, f"{name} is saved{after}{unused}")
     for saves in by_step(save for save in every if save not in beside):
         others = [save.path for save in every if _when(save) != _when(saves[0])]
         step = f" of step {saves[0].global_step}" if saves[0].global_step is not None else ""
         unfinished = [save for save in saves if save.ended_s is None]
         bad = [save for save in saves if save.ended_s is not None and not save.ok]
         for save in unfinished:
-            yield Moment(save.begun_s, f"a checkpoint{step} is begun, {_name([save])}, and never finished")
+            yield Turn(save.begun_s, f"a checkpoint{step} is begun, {_name([save])}, and never finished")
         for save in bad:
-            yield Moment(save.ended_s or 0.0, f"a checkpoint{step}, {_name([save])}, could not be saved")
+            yield Turn(save.ended_s or 0.0, f"a checkpoint{step}, {_name([save])}, could not be saved")
         if not unfinished and not bad:
             ended_s = max(save.ended_s or 0.0 for save in saves)
-            yield Saved(ended_s, f"the checkpoint{step} is saved: {_name(saves, others)}{_other_number(saves)}")
+            yield Moment(ended_s, f"the checkpoint{step} is saved: {_name(saves, others)}{_other_number(saves)}")
 
 
 def _removals(run: Record) -> Iterator[Moment]:
@@ -222,7 +202,7 @@ def _removals(run: Record) -> Iterator[Moment]:
     for event in run.of_kind(Kind.REMOVED):
         gone.setdefault((event.attempt, checkpoint_of(str(event.data["path"]))), event.mono_s)
     for (attempt, path), at_s in gone.items():
-        yield Removed(at_s, f"attempt {attempt or 0} removes {posixpath.basename(path)}")
+        yield Moment(at_s, f"attempt {attempt or 0} removes {posixpath.basename(path)}")
 
 
 def _other_number(saves: Sequence[Save]) -> str:
@@ -303,21 +283,28 @@ class Story:
     doubts: tuple[str, ...]  # reasons why the story may be incomplete
 
 
-def story_of(folder: RunDir, *, whole: bool = True) -> Story:
-    """The story of a run; not `whole`: with fewer lines about usual events. Raises UsageError if the plan can't be
-    read."""
-    run, doubts = _load(folder)
-    result = _judged(folder, doubts)
-    verdict = result.verdict.value if result else "not judged"
+def story_of(folder: RunDir) -> Story:
+    """The story of a run. Raises UsageError if the plan can't be read."""
+    run, result, doubts = _read(folder)
     return Story(
-        f"{run.plan.scenario}, seed {run.plan.seed}: {verdict}",
+        _title(run, result),
         run.plan.description,
         tuple(_planned(run.plan)),
-        tuple(happened(run, whole=whole)) or (Moment(0.0, "nothing was recorded: the run ended before it had begun"),),
+        tuple(happened(run)) or (Moment(0.0, "nothing was recorded: the run ended before it had begun"),),
         (*_start(run), *(_seen(result) if result else ())),
         tuple(_why(result)) if result else (),
         tuple(doubts),
     )
+
+
+def _title(run: Record, result: Result | None) -> str:
+    return f"{run.plan.scenario}, seed {run.plan.seed}: {result.verdict.value if result else 'not judged'}"
+
+
+def _read(folder: RunDir) -> tuple[Record, Result | None, list[str]]:
+    """The run, its result, and why the story may be incomplete."""
+    run, doubts = _load(folder)
+    return run, _judged(folder, doubts), doubts
 
 
 def _load(folder: RunDir) -> tuple[Record, list[str]]:
@@ -447,6 +434,45 @@ def _why(result: Result) -> Iterator[str]:
     yield from (f"Noted: {on_one_line(note)}" for note in result.notes if note not in result.reason)
 
 
+def tell_short(folder: RunDir, console: Console) -> None:
+    """Prints the short story of a run in at most 20 lines of a wide terminal: the verdict, its cause, what failed, and
+    the turning points. Raises UsageError if the plan can't be read."""
+    run, result, doubts = _read(folder)
+    pen, events = Pen(console), happened(run)
+    if result:
+        tell_verdict(pen, result, 2)
+    else:
+        pen.gap()
+        pen.row([], pen.text(_title(run, result), "bold"), indent=1)
+    turns = [one for one in events if isinstance(one, Turn)]
+    for text in [*([] if turns else _start(run)), *doubts]:
+        pen.row([(pen.text("note", "dim"), 4)], pen.text(text), indent=3, most=2)
+    kept = _fitting(turns, _SHORT - pen.lines - 5, pen.width - _TIME - 2)
+    if kept:
+        pen.heading(
+            "What happened", f"seconds since the run began; {counted(len(events) - len(kept), 'more line')} with -v"
+        )
+    for number, moment in enumerate(kept):
+        if len(kept) < len(turns) and number == (len(kept) + 1) // 2:
+            pen.row([(Text(), _TIME)], pen.text(f"({len(turns) - len(kept)} left out here)", "dim"), indent=1)
+        pen.row([(Text(f"{moment.at_s:{_TIME}.2f}", "dim"), _TIME)], pen.text(moment.text), indent=1, most=2)
+    pen.gap()
+    pen.long_line(pen.text("More", "dim"), 4, f"torchaos explain -v {shlex.quote(str(folder.root))}")
+    pen.gap()
+
+
+def _fitting(turns: Sequence[Turn], lines: int, width: int) -> list[Turn]:
+    """The turning points that fit into so many lines; the middle is left out first. There are at least the first two
+    and the last."""
+    kept = list(turns)
+    while len(kept) > 3:
+        needed = sum(2 if len(one.text) > width else 1 for one in kept) + (len(kept) < len(turns))
+        if needed <= lines:
+            break
+        del kept[len(kept) // 2]
+    return kept
+
+
 def tell(story: Story, console: Console) -> None:
     """Prints the story of a run. Each event is shown with its time in seconds since the run began."""
     pen = Pen(console)
@@ -457,7 +483,7 @@ def tell(story: Story, console: Console) -> None:
     _chapter(pen, "What was planned", story.planned)
     pen.heading("What happened", "seconds since the run began")
     for moment in story.happened:
-        pen.row([(Text(f"{moment.at_s:9.2f}", "dim"), 9)], pen.text(moment.text), indent=1)
+        pen.row([(Text(f"{moment.at_s:{_TIME}.2f}", "dim"), _TIME)], pen.text(moment.text), indent=1)
     _chapter(pen, "The outcome", story.seen)
     _chapter(pen, "Why", story.why)
     _chapter(pen, "What may be missing here", story.doubts)

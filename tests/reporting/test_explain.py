@@ -21,7 +21,7 @@ from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.story import Story, happened, story_of, tell
+from torchaos.harness.reporting.story import Story, Turn, happened, story_of, tell, tell_short
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 GOLDEN = Path(__file__).parent / "golden_stories"
@@ -134,17 +134,37 @@ def test_a_run_that_was_ended_before_its_job_was_started(copy: Path) -> None:
     assert story.title == "kill, seed 0: inconclusive"
 
 
-def test_checkpoints_in_a_row_share_a_line(trainer: Any) -> None:
-    """Twelve saves before the death and after it: the last before each event, and how many came before it."""
-    run = trainer(kills=[(18, 1)], every=1).record()
-    short, whole = (happened(run, whole=whole) for whole in (False, True))
-    saves = [one.text for one in short if "is saved" in one.text]
-    assert saves == [
-        "the checkpoint of step 17 is saved: step-17; 16 more were saved before it",
-        "the checkpoint of step 30 is saved: step-30; 12 more were saved before it",
-    ]
-    assert sum("is saved" in one.text for one in whole) == 30
-    assert any("steps 1 to 17 are done" in one.text for one in short)
+def short_of(folder: Path, width: int = 100) -> list[str]:
+    file = io.StringIO()
+    tell_short(RunDir(folder), Console(file=file, width=width, force_terminal=False))
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_short_story_of_a_recorded_run(name: str) -> None:
+    """Without -v: the verdict, why, the turning points with their times, and where the rest is, in at most 20 lines."""
+    lines = short_of(RUNS / name)
+    assert len(lines) <= 20
+    assert recorded(name).title.rpartition(" ")[2].upper() in lines[1]
+    turns = [one for one in recorded(name).happened if isinstance(one, Turn)]
+    assert sum(f"{one.at_s:9.2f} {one.text[:40]}" in text for one in turns for text in lines) >= min(3, len(turns))
+    assert lines[-2].startswith(f" More torchaos explain -v {RUNS / name}")
+    assert len("\n".join(short_of(RUNS / name, 60))) < 3000
+
+
+def test_the_middle_of_a_long_short_story_is_left_out(copy: Path) -> None:
+    """Of many turning points, the first and the last are told, and how many are not."""
+    journal = EventFile(copy / "events" / "observers.jsonl", "observers")
+    for _ in range(30):
+        journal.emit(Kind.HANG_DECLARED, {"observers": ["log", "stacks"], "ranks": [], "since_s": 0.0})
+    journal.close()
+    turns = [one for one in story_of(RunDir(copy)).happened if isinstance(one, Turn)]
+    lines = short_of(copy)
+    assert len(lines) <= 20
+    begin = next(at for at, text in enumerate(lines) if "What happened" in text) + 1
+    told = lines[begin : lines.index("", begin)]
+    assert "begins with step 1" in told[0]
+    assert f"({len(turns) - len(told) + 1} left out here)" in told[len(told) // 2]
 
 
 def test_a_name_that_says_another_step_is_told(trainer: Any) -> None:
@@ -191,14 +211,14 @@ def test_a_file_that_is_not_resumed_from_is_no_checkpoint(trainer: Any) -> None:
     run = _with_files(run, lambda step: (f"step-{step}.pt",) if step % 4 == 0 else ("best.pt",))
     loads = [replace(e, data={**e.data, "path": "/job/checkpoints/step-16.pt"})
              if e.kind in (Kind.LOAD_BEGIN, Kind.LOAD_END) else e for e in run.events]  # fmt: skip
-    short = [one.text for one in happened(replace(run, events=tuple(loads)), whole=False)]
-    assert "the checkpoint of step 16 is saved: step-16.pt; 3 more were saved before it" in short
-    assert "best.pt is saved after step 14; the job does not resume from it; 3 more were saved before it" in short
+    short = [one.text for one in happened(replace(run, events=tuple(loads)))]
+    assert "the checkpoint of step 16 is saved: step-16.pt" in short
+    assert "best.pt is saved after step 14; the job does not resume from it" in short
     first = next(place for place, event in enumerate(loads) if event.kind is Kind.LOAD_BEGIN)
     loads[first:first] = [
         replace(event, data={**event.data, "path": "/job/checkpoints/best.pt"}) for event in loads[first : first + 2]
     ]
-    short = [one.text for one in happened(replace(run, events=tuple(loads)), whole=False)]
+    short = [one.text for one in happened(replace(run, events=tuple(loads)))]
     assert not any("best.pt" in line and "does not resume from it" in line for line in short)
 
 
@@ -256,4 +276,6 @@ def test_the_command_explains_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     done = CliRunner().invoke(cli, ["explain", str(RUNS / "kill"), str(RUNS / "missed")])
     assert done.exit_code == 0, done.output
-    assert done.output.index("kill, seed 0: passed") < done.output.index("missed, seed 0: inconclusive")
+    assert done.output.index(" PASSED  kill ") < done.output.index(" INCONCLUSIVE  missed ")
+    whole = CliRunner().invoke(cli, ["explain", "-v", str(RUNS / "kill"), str(RUNS / "missed")]).output
+    assert whole.index("kill, seed 0: passed") < whole.index("missed, seed 0: inconclusive")

@@ -130,24 +130,31 @@ _LABEL = 10  # columns: a label such as "Reproduce"
 _MOST = 3  # rows of faults, of failed cases and of notes, and lines of each row
 
 
-def brief(result: Result, console: Console, report: Path | None = None) -> None:
-    """Prints the result in about 15 lines, without repetitions. `report`: the path of its page."""
-    pen = Pen(console)
+def tell_verdict(pen: Pen, result: Result, most: int = _MOST) -> list[Case]:
+    """Prints the verdict, its cause, and each case that did not pass and does not follow from another, in at most
+    `most` lines each. Returns the cases that it names beside the cause."""
     told = why(result)
     _headline(pen, result, told)
     others, root = _others(result), _root(result)
     failed = result.verdict is Verdict.FAILED and root is not None and bool(told.failures)
     if root is None or not failed:
         for text in filter(None, (told.failures, told.more)):
-            pen.row([], pen.text(f"{text}."), indent=1, most=_MOST)
+            pen.row([], pen.text(f"{text}."), indent=1, most=most)
     elif root.kind == "faults":
-        pen.row([(pen.mark(root.verdict), 1)], pen.text(told.failures), indent=3, most=_MOST)
+        pen.row([(pen.mark(root.verdict), 1)], pen.text(told.failures), indent=3, most=most)
     else:
-        _failed(pen, root, told.more, result)
+        _failed(pen, root, told.more, result, most)
     for case in others[:_MOST]:
-        _failed(pen, case, case.reason, result)
+        _failed(pen, case, case.reason, result, most)
     if len(others) > _MOST:
         pen.row([(pen.mark(result.verdict), 1)], pen.text(_listed(others[_MOST:])), indent=3, most=1)
+    return others
+
+
+def brief(result: Result, console: Console, report: Path | None = None) -> None:
+    """Prints the result in about 15 lines, without repetitions. `report`: the path of its page."""
+    pen = Pen(console)
+    others = tell_verdict(pen, result)
     for fault, words in [*_faults(result)][:_MOST]:
         title = pen.text(f"{fault.inject} {pen.marks.arrow} {fault.target}:")
         pen.row([(pen.mark(fault.verdict), 1), (title, title.cell_len)], pen.text(words), indent=3, most=_MOST)
@@ -181,13 +188,13 @@ def _headline(pen: Pen, result: Result, told: Why) -> None:
         pen.row([], pen.text(f"rollback incomplete: {undone[0].reason}", "bold red"), indent=1)
 
 
-def _failed(pen: Pen, case: Case, reason: str, result: Result) -> None:
+def _failed(pen: Pen, case: Case, reason: str, result: Result, most: int) -> None:
     """Prints a case that did not pass, with what the headline does not say of it, and how many follow from it."""
     many = sum(other.follows == case.name for other in result.cases)
     follows = f"{many} more {'follows' if many == 1 else 'follow'} from it" if many else ""
     text = "; ".join(filter(None, (_lower(reason), follows)))
     name = pen.text(f"{name_in_words(case.name)}{':' if text else ''}", "bold")
-    pen.row([(pen.mark(case.verdict), 1), (name, name.cell_len)], pen.text(text), indent=3, most=_MOST)
+    pen.row([(pen.mark(case.verdict), 1), (name, name.cell_len)], pen.text(text), indent=3, most=most)
 
 
 def _faults(result: Result) -> Iterator[tuple[FaultResult, str]]:

@@ -117,6 +117,7 @@ class Pen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self.width = console.width
+        self.lines = 0  # printed so far
         self.marks = _ASCII if console.options.ascii_only else _UNICODE
 
     def text(self, text: object, style: str = "") -> Text:
@@ -131,6 +132,7 @@ class Pen:
 
     def gap(self) -> None:
         self._console.print()
+        self.lines += 1
 
     def heading(self, title: str, about: str = "") -> None:
         self.gap()
@@ -164,3 +166,4 @@ class Pen:
 
     def _print(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
+        self.lines += 1

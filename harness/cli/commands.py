@@ -87,7 +87,11 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "report": Listed(
             "results", "Write report.html, which opens offline, for run directories.", ("torchaos report latest",)
         ),
-        "explain": Listed("results", "Tell the story of a run in plain words.", ("torchaos explain latest", "torchaos explain -v latest")),
+        "explain": Listed(
+            "results",
+            "Tell the story of a run in plain words.",
+            ("torchaos explain latest", "torchaos explain -v latest"),
+        ),
         "judge": Listed(
             "inspection", "Judge run directories again, offline.", ("torchaos judge torchaos-runs/*/",), _JUDGED
         ),

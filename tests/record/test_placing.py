@@ -436,6 +436,19 @@ def test_ranks_that_make_different_numbers_of_steps_have_those_in_common_that_al
     assert History.of([*uneven.events, failed]).unplaced == (), "its steps were not all seen"
 
 
+def test_ranks_that_went_on_alone_when_another_died_have_a_common_step() -> None:
+    """As with local SGD: no rank waits for the others at each step, and those that live go on until they have to. All
+    made equal numbers of steps in the attempt that ended well, and all made the step of the checkpoint."""
+    run = Trainer(kills=[(18, 1)]).record()
+    steps = [e for e in run.events if e.kind is Kind.STEP and (e.attempt, e.rank) == (0, 0)]
+    early = {after.seq: step.mono_s + 1e-4 for step, after in zip(steps, steps[2:], strict=False)}
+    late = [e for e in run.events if e.kind is Kind.STEP and (e.attempt, e.rank) == (0, 1) and (e.step or 0) > 15]
+    events = [event for event in run.events if event not in late]
+    history = History.of([replace(event, mono_s=early.get(event.seq, event.mono_s)) for event in events])
+    assert (history.uneven, history.unplaced) == ((17, 15), ())
+    assert [attempt.base for attempt in history.attempts] == [0, 15]
+
+
 def test_what_was_seen_of_an_attempt_that_nobody_can_place_is_said() -> None:
     """The reason names the load that was seen, and claims none that was not."""
     blind = {"counters_seen": False, "samples_seen": False, "broken": frozenset({"rng"})}

@@ -174,10 +174,24 @@ def test_shapes_that_were_not_known(number: int) -> None:
     assert worlds.outcome(worlds.drawn(random.Random(number))) == "right"
 
 
+@pytest.mark.parametrize("number", [3006111, 4002634, 4008386, 5000271, 5000814])
+def test_weights_that_were_put_back_are_not_only_those_of_that_step(number: int) -> None:
+    """A state that was seen first when it was put back, while a thread saved it late; a file that was saved unseen,
+    loaded after another one that was seen. Their steps were wrong."""
+    assert worlds.outcome(worlds.drawn(random.Random(number))) == "right"
+
+
+@pytest.mark.parametrize("number", [4000871, 4001794, 3002663, 3005357])
+def test_one_counter_alone_does_not_show_that_steps_were_no_warm_up(number: int) -> None:
+    """After a few steps the first weights are put back, and one counter goes on. Either they only warmed up and the
+    counter was forgotten, or the job reloads weights: nothing else was seen that tells the two apart."""
+    assert worlds.outcome(worlds.drawn(random.Random(number))) == "unknown"
+
+
 @pytest.mark.parametrize("uneven", ["dies", "joins"])
 def test_ranks_at_different_steps_have_those_in_common_that_all_made(uneven: str) -> None:
-    """A rank that dies a step before the others, and one that has no data for the last steps."""
-    assert worlds.outcome(World(ranks=3, uneven=uneven, kills=(9, 12))) == "right"
+    """A rank that dies a few steps before the others, and one that has no data for the last steps."""
+    assert worlds.outcome(World(ranks=3, uneven=uneven, kills=(9, 12), seed=2)) == "right"
 
 
 @pytest.mark.parametrize("defect", worlds.DEFECTS)

@@ -72,8 +72,8 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
     "outlives": (False, True),  # a writer that is late ends after the death of its job
     "swapped": (False, False, True),  # an average of the weights takes their place while the job saves
     "plain": (False, True),  # an optimizer that does not count is no class of torch
-    # Ranks whose steps differ: one dies a step before the others; one has no data for the last steps, or for the last
-    # step of each epoch; one acts, twice for each step of the others.
+    # Ranks whose steps differ: one dies up to three steps before the others; one has no data for the last steps, or for
+    # the last step of each epoch; one acts, twice for each step of the others.
     "uneven": ("", "", "", "", "", "", "", "dies", "joins", "epochs", "acts"),
     "seed": tuple(range(50)),
     # The job changes its weights after the optimizer's step: clips them, or takes averages of several ranks or steps.
@@ -291,8 +291,9 @@ class Trainer:
                 self._emit(Kind.AHEAD, {"steps": world.ahead}, attempt, rank, self._local[rank], 0.0)
         while state.step < world.steps:
             if state.step + 1 == kill:
-                if world.uneven == "dies" and len(ranks) > 1:  # the others complete the step
-                    self._step(attempt, ranks, state, kill, 0, without=ranks[-1])
+                if world.uneven == "dies" and len(ranks) > 1:  # the others go on until they have to wait
+                    for ahead in range(1 + world.seed % 3):
+                        self._step(attempt, ranks, state, kill + ahead, 0, without=ranks[-1])
                 self._die(attempt, everyone, kill)
                 return False
             self._step(attempt, ranks, state, state.step + 1, 0)

@@ -47,11 +47,11 @@ class Segment:
             for witness in trained
         )
 
-    def counts_on(self, straight: int, logged_on: bool | None, warmed_up: bool) -> bool:
+    def counts_on(self, straight: int, logged_on: bool | None, warmed_up: bool) -> bool | None:
         """Whether only the model was put back in the segment, and the training goes on from the step `straight`: so say
         the counters, the job's log and the position in the data, above all the log. `logged_on`: whether the log's step
         numbers go straight on; None: not known. `warmed_up`: the segment before may only have warmed up; then one part
-        alone, which was not restored, is not enough."""
+        alone may only not have been restored, and None is returned: it is not known."""
         weight = KINDS[LOSSES].weight
         on, back, parts = weight * (logged_on is True), weight * (logged_on is False), int(logged_on is True)
         for witness in self.witnesses:
@@ -61,7 +61,9 @@ class Segment:
                     on, parts = on + weight, parts + 1
                 elif self.base is None or self.base in witness.fits:
                     back += weight
-        return on > back and parts > warmed_up
+        if on <= back:
+            return False
+        return True if parts > warmed_up else None
 
     def global_step(self, local_step: int) -> int | None:
         return None if self.base is None else self.base + local_step - self.after

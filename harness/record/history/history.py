@@ -60,8 +60,10 @@ class History:
         loads, saves = saves_and_loads.read_loads(ordered), saves_and_loads.read_saves(ordered, seen)
         if len(seen):
             uneven = _uneven(ordered, found, seen) or (twin.uneven if twin else ())
-            runs = [seen, *([twin.executions] if twin else [])] if uneven else []
-            together = all(_keep_step(run.of_attempt(number)) for run in runs for number in run.attempts)
+            runs = [(found, seen), *([(twin.attempts, twin.executions)] if twin else [])] if uneven else []
+            together = any(_end_together(*run, len(uneven)) for run in runs) or all(
+                _keep_step(steps.of_attempt(number)) for _attempts, steps in runs for number in steps.attempts
+            )
             placing = Placing(
                 found, {each.number: seen.of_attempt(each.number) for each in found}, _by_attempt(saves), loads,
                 _lines(ordered), [twin.by_step().executions] if twin else [],
@@ -267,6 +269,16 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
         if max(made) - min(made) > (set(attempt.exit_codes.values()) != {0}):
             return tuple(made)
     return ()
+
+
+def _end_together(found: Sequence[Attempt], seen: Executions, ranks: int) -> bool:
+    """Whether so many ranks made equal numbers of steps in an attempt that ended well. Then a rank that made more steps
+    in an attempt that died only went on until it had to wait for the others, as with local SGD."""
+    ended_well = [seen.of_attempt(each.number) for each in found if set(each.exit_codes.values()) == {0}]
+    return any(
+        len(own.ranks) >= ranks and len({int(own.local_step[own.rank == rank].max()) for rank in own.ranks}) == 1
+        for own in ended_well
+    )
 
 
 def _keep_step(steps: Executions) -> bool:

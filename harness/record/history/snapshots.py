@@ -71,9 +71,9 @@ class Snapshots:
     _states: Mapping[int, Sequence[State]] = field(default_factory=dict)  # by attempt
     _steps: dict[Hashable, set[int]] = field(default_factory=lambda: defaultdict(set))
     _has: dict[int, bool] = field(default_factory=dict)  # by attempt
-    # Attempts and local steps after which other weights were put back, while all else went on. They are no sign of that
-    # step.
+    # Attempts and local steps after which weights were put back, while all else went on: those of an earlier step.
     put_back: set[tuple[int, int]] = field(default_factory=set)
+    _put_in: dict[Hashable, int] = field(default_factory=dict)  # the newest step after which each was put back
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Snapshots:
@@ -86,6 +86,10 @@ class Snapshots:
     def begun(self, number: int) -> set[int]:
         """The local steps after which a rank reported the state with which it went on."""
         return {state.event.step or 0 for state in self._states.get(number, ()) if state.begun}
+
+    def kept(self, number: int) -> set[int]:
+        """The local steps after which a rank reported the state that it saved."""
+        return {state.event.step or 0 for state in self._states.get(number, ()) if not state.begun}
 
     def has(self, number: int, own: Executions) -> bool:
         """Whether the states with which the attempt went on were recorded. `own`: all steps of the attempt."""
@@ -103,7 +107,7 @@ class Snapshots:
             # Ranks that make other numbers of steps count a state otherwise, so each is compared with itself.
             earlier = {step for key in own_keys for step in here[key]}
             begun = local_step and any(state.begun for state in of_ranks.values())
-            if begun and local_step not in earlier and (earlier or whole in self._steps):
+            if begun and local_step not in earlier and (earlier or self._fitting(whole)):
                 found.append(local_step)
             for key in own_keys:
                 here[key].add(local_step)
@@ -126,7 +130,7 @@ class Snapshots:
                 all(map(is_whole, texts)) and {*texts} <= {*after[place]}
             )
             if not same:
-                yield place, seen[key] < place or key in self._steps
+                yield place, seen[key] < place or bool(self._fitting(key))
 
     def add(self, number: int, segments: Sequence[Segment], own: Executions, until: float = math.inf) -> None:
         """Adds the states of steps that are placed (`own`), and the snapshots of their attempt up to the local step
@@ -135,16 +139,29 @@ class Snapshots:
         for (local_step, _times), of_ranks in _together(seen).items():
             part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
             step = part.global_step(local_step) if part.after <= local_step else None
-            ours = (number, local_step) not in self.put_back or not any(state.begun for state in of_ranks.values())
-            if step is not None and ours:
+            begun = any(state.begun for state in of_ranks.values())
+            if step is not None:
                 for key in self._keys(number, of_ranks):
-                    self._steps[key].add(step)
+                    self._add(key, step, begun and (number, local_step) in self.put_back)
+        put_in = {each.global_step for each in own.with_state if (number, each.local_step - 1) in self.put_back}
         for name, before in (("parameters", 0), ("restored", 1)):
-            with_state = [
-                each for each in own.with_state if not before or (number, each.local_step - 1) not in self.put_back
-            ]
-            for step, texts in _by_step(with_state, name, "global_step").items():
-                self._steps[_over_ranks(texts)].add(step - before)
+            for step, texts in _by_step(own.with_state, name, "global_step").items():
+                self._add(_over_ranks(texts), step - before, bool(before) and step in put_in)
+
+    def _add(self, key: Hashable, step: int, was_put: bool) -> None:
+        if was_put:
+            self._put_in[key] = max(step, self._put_in.get(key, 0))
+        else:
+            self._steps[key].add(step)
+
+    def _fitting(self, *keys: Hashable) -> set[int]:
+        """The steps after which the job may have had this state. If it was only seen when it was put back: that step,
+        and all earlier ones."""
+        steps = {step for key in keys for step in self._steps.get(key, ())}
+        put_in = max((self._put_in[key] for key in keys if key in self._put_in), default=None)
+        if put_in is None:
+            return steps
+        return {*steps, put_in} if steps else {*range(put_in + 1)}
 
     def began_with(self, number: int, after: int, own: Executions) -> tuple[int, ...]:
         """The known steps whose state is the one with which the attempt went on after `after` local steps. If only some
@@ -153,13 +170,12 @@ class Snapshots:
             state.event.rank or 0: state for state in self._states.get(number, ())
             if state.begun and state.event.step == after
         }  # fmt: skip
-        found, *of_ranks = (self._steps.get(key, set()) for key in self._keys(number, begun))
-        if not found and any(of_ranks):
-            found = set.intersection(*filter(None, of_ranks))
-        if not found:
-            first = own.at(own.local_step == after + 1)
-            texts = [execution.restored for execution in first.with_state if execution.restored is not None]
-            found = self._steps.get(_over_ranks(texts), set()) if texts and len(texts) == len(first) else set()
+        whole, *of_ranks = self._keys(number, begun)
+        first = own.at(own.local_step == after + 1)
+        texts = [execution.restored for execution in first.with_state if execution.restored is not None]
+        found = self._fitting(whole, *([_over_ranks(texts)] if texts and len(texts) == len(first) else []))
+        if not found and (of_each := [fits for key in of_ranks if (fits := self._fitting(key))]):
+            found = set.intersection(*of_each)
         return tuple(sorted(found))
 
     def _keys(self, number: int, of_ranks: Mapping[int, State]) -> list[Hashable]:

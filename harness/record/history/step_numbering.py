@@ -71,9 +71,10 @@ class Placing:
             if any(end.get(rank, last) > save.local_step for rank in save.ranks)
         }  # fmt: skip
         other, changed = self.snapshots.seen_again(attempt.number, own)
+        begun = self.snapshots.begun(attempt.number)
         unseen = not self.snapshots.has(attempt.number, own)
         jumped = jumps(own, unseen)
-        again = other | ((self.snapshots.begun(attempt.number) | changed) - saved) | (changed & jumped)
+        again = other | ((begun | changed) - saved) | (changed & jumped)
         again = {place for place in again if 0 < place < last}
         uncounted = unseen and np.isnan(own.column("opt_step")).all()
         elsewhere = parts_of(own, self._known(own)) if uncounted else set()
@@ -84,7 +85,9 @@ class Placing:
         ]  # fmt: skip
         segments = list[Segment]()
         put_back = self.snapshots.put_back
-        put_back |= {(attempt.number, place) for place in loads if place}
+        put_back |= {
+            (attempt.number, place) for place in {*loads} | other | (begun - self.snapshots.kept(attempt.number))
+        }
         for place, until in pairwise([0, *returns, last]):
             alone = attempt is self.found[0]
             restored = place in loads or place in again
@@ -99,9 +102,10 @@ class Placing:
             warmed_up = self._only_warmed_up(segments, part)
             if goes_back and straight is not None and straight != part.base:
                 logged_on = self._logged_on(attempt, segments[-1].after, place, until)
-                if part.counts_on(straight, logged_on, warmed_up):
-                    goes_back = False
-                    put_back.discard((attempt.number, place))
+                goes_on = part.counts_on(straight, logged_on, warmed_up)
+                goes_back = not goes_on
+                if goes_on is None:
+                    part = replace(part, base=None, conflicts=())
             if not segments or (goes_back and part.base != straight):
                 if warmed_up:
                     del self.placed[placed_before:]

@@ -51,7 +51,7 @@ def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
     return [
         replace(witness, trust=witness.trust * trust)
         for name, tell in ((names.RECORD, _save_record), (names.CONTENTS, _contents), (names.NAME, _name))
-        for witness in _of_loads(name, ours or loads, scene, tell)
+        for witness in _of_loads(name, loads, scene, tell)
     ]
 
 

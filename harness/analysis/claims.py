@@ -27,6 +27,11 @@ CLAIMS: Mapping[str, Claim] = {
         "was written in the middle of an accumulation, without its gradients",
         "the losses of each backward of the step",
     ),
+    "turn": Claim(
+        "the optimizers take turns, and another one stepped than in the twin: the counter of the one that made step "
+        "{step} stood at {ours:g} after it, and at {theirs:g} in the twin",
+        "the optimizer's counters in this step and in all steps before",
+    ),
     "skips": Claim(
         "other iterations were skipped (made no optimizer step) than in the twin: in step {step} the LR schedule's "
         "counter went on by {ours:g}, and by {theirs:g} in the twin",

@@ -1,4 +1,5 @@
-"""A job that skips other iterations than its twin, as with a loss scaler that lost its state."""
+"""A job that skips other iterations than its twin, as with a loss scaler that lost its state, or in which another
+optimizer steps."""
 
 from __future__ import annotations
 
@@ -118,3 +119,36 @@ def test_skips_that_come_after_a_difference_are_not_its_cause(trainer: Any) -> N
     run, twin = _run(trainer), _twin(trainer)
     late = _edited(run, lambda event, step: {"losses": [5.0]} if event.attempt and step == 17 else {})
     assert "skipped (made" not in LossContinuity().judge(late, [twin]).reason
+
+
+@pytest.mark.parametrize(("shift", "told"), [(1, True), (0, False)])
+def test_optimizers_that_take_other_turns(trainer: Any, shift: int, told: bool) -> None:
+    """As in a GAN whose count of critic updates is lost: in step 18 the generator is due, and the critic steps. It
+    consumes other samples, and a step of other sizes is no other batch size. A counter alone shows no turn."""
+
+    def turns(due: Callable[[int], bool]) -> Callable[[Event, int], dict[str, Any]]:
+        counts = [0, 0]
+        after = {}
+        for step in range(1, 31):
+            counts[due(step)] += 1
+            after[step] = counts[due(step)], due(step)
+
+        def edit(event: Event, step: int) -> dict[str, Any]:
+            count, second = after[step]
+            own = list(event.data["samples"])[: 2 if second and shift else 4]
+            samples = [f"{sample}{second * shift}" for sample in own]
+            other = {"samples": samples, "losses": [9.0 * second + step]}
+            return {"opt_step": count, "sched_step": None, "indices": None, **other}
+
+        return edit
+
+    run = _edited(trainer(kills=KILL).record(), turns(lambda step: (step % 3 == 0 and step != 18) or step == 19))
+    twin = _edited(trainer().record(), turns(lambda step: step % 3 == 0))
+    claim = (
+        "the optimizers take turns, and another one stepped than in the twin: the counter of the one that made step "
+    )
+    for assertion in (LossContinuity(), SampleAccounting()):
+        reason = assertion.judge(run, [twin]).reason
+        assert (f"{claim}18 stood at 13 after it, and at 6 in the twin" in reason) is told
+        assert "the data: " not in reason
+        assert "global batch changed" not in reason

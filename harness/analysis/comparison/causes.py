@@ -27,7 +27,7 @@ from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, i
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
-from torchaos.harness.analysis.comparison.sample_counts import ends_of, other_skips, renumbered
+from torchaos.harness.analysis.comparison.sample_counts import ends_of, other_iterations, renumbered
 from torchaos.harness.analysis.tolerance import ROUNDING, WEIGHTS, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
 from torchaos.harness.record.record import Record
@@ -171,7 +171,7 @@ class _Resumed:
         """What differs, in the order of the data flow."""
         ours, theirs, since = self._ours, self._theirs, self._since
         exact = [_accumulation(self._base, ours, theirs, self._first), _loss_scale(ours, theirs, self._first)]
-        skips = other_skips(ours, theirs, self._first.step)  # the samples and the schedule follow from them
+        skips = other_iterations(ours, theirs, self._first.step)  # the samples and the schedule follow from them
         exact.append(skips)
         data, state = None if skips else _data(since, ours, theirs), list(self._state())
         if data and data.step > self._base + 1 and any(fact.quantity not in (RNG, *_UPDATE) for fact in state):
@@ -179,6 +179,8 @@ class _Resumed:
         elif not data and not skips:
             state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
         counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
+        if skips and counter and counter.step == self._first.step:
+            counter = None
         update = [self._trained(), *self._moments(), counter, None if skips else self._schedule()]
         if exact[0] and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step

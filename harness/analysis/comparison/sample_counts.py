@@ -331,11 +331,31 @@ _SKIPPED_ENOUGH = 10  # steps: a job may clear gradients in each of millions
 ByStep = Mapping[int, Mapping[int, Execution]]
 
 
-def other_skips(ours: ByStep, theirs: ByStep, until: int | None = None) -> str:
-    """A clause about the first step, `until` at the latest, before which another number of iterations was skipped than
-    in the twin. Empty if none was seen."""
+def other_iterations(ours: ByStep, theirs: ByStep, until: int | None = None) -> str:
+    """A clause about the first step, `until` at the latest, in which another optimizer stepped than in the twin, or
+    before which another number of iterations was skipped. Empty if none was seen."""
     mine, twins = StepTable.of(ours).up_to(until), StepTable.of(theirs)
-    return _by_gradients(mine, twins) or _by_schedule(mine, twins)
+    return _by_turns(mine, twins) or _by_gradients(mine, twins) or _by_schedule(mine, twins)
+
+
+def _by_turns(mine: StepTable, twins: StepTable) -> str:
+    """A clause about optimizers that take turns, such as those of a GAN, if each step of one is a step of the job. Then
+    each of the two counters goes on from one that the twin had reached before, and not from the same one; and as a
+    counter alone may be wrong, the step had other samples."""
+    both = Both.of(mine, twins)
+    other = both.ours.numbers[both.ours.any(~both.equal("opt_step"))].tolist()
+    if not other or other[0] not in twins:
+        return ""
+    step, rank = other[0], min(mine[other[0]])
+    stood = Counter[float]()  # of each optimizer, before this step
+    for counter in (twins[at][rank].opt_step for at in twins.numbers.tolist() if at < step and rank in twins[at]):
+        if counter is not None:
+            stood[counter - 1] -= stood[counter - 1] > 0
+            stood[counter] += 1
+    own, due = mine[step][rank].opt_step, twins[step][rank].opt_step if rank in twins[step] else None
+    if own is None or due is None or not (stood[own - 1] > 0 and stood[due - 1] > 0):
+        return ""
+    return "" if are_same(mine[step], twins[step]) else said("turn", step=step, ours=own, theirs=due)
 
 
 def _by_gradients(mine: StepTable, twins: StepTable) -> str:

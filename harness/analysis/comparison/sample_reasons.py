@@ -22,7 +22,7 @@ from torchaos.harness.analysis.comparison.sample_counts import (
     digests_of,
     ends_of,
     named,
-    other_skips,
+    other_iterations,
     reader,
     steps_like,
     total_of,
@@ -157,7 +157,7 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if alone := _of_one_alone(ours, theirs, step):
         return replace(alone, measured=measured)
-    if skips := other_skips(ours, theirs, step):
+    if skips := other_iterations(ours, theirs, step):
         told = f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
         return failed(told, First(What.SAMPLES, step), **measured)
     total = _sum(skipped, repeated, new)
@@ -175,6 +175,8 @@ def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
     unknown = f"{ONE_SUM.capitalize()}, so it is not known how many samples were skipped or repeated."
     if alone := _of_one_alone(ours, theirs, step):
         return replace(alone, reason=f"{alone.reason}. {unknown}")
+    if skips := other_iterations(ours, theirs, step):
+        return failed(f"the samples of step {step} are not those of the twin: {skips}.", First(What.SAMPLES, step))
     like = sorted(steps_like(theirs, mine, digests_of), key=lambda at: (abs(at - step), at))
     if like:
         what = f"step {step} consumed the samples of step {like[0]}."
@@ -218,9 +220,11 @@ def story(
     if base is not None and step == base + 1 and _is_rest(ours, theirs, step):
         return said("rest", step=step, ours=got.total(), theirs=due.total(), other=other)
     if got.total() != due.total():
+        is_usual = any(counts_of(by_rank, read).total() == got.total() for by_rank in theirs.values())
+        what = ", as other steps do," if is_usual else ": the global batch changed"
         return (
             f"step {step} consumed {got.total()} samples and {due.total()} in {other}, on {len(ours[step])} and "
-            f"{len(theirs[step])} ranks: the global batch changed {resumed}."
+            f"{len(theirs[step])} ranks{what} {resumed}."
         )
     if got == due:
         return said("samples altered", samples=named(got), step=step, other=other, resumed=resumed)

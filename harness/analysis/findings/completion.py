@@ -11,7 +11,7 @@ from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import history_of
 from torchaos.harness.analysis.comparison.losses import Comparison
-from torchaos.harness.analysis.comparison.sample_counts import other_skips
+from torchaos.harness.analysis.comparison.sample_counts import other_iterations
 from torchaos.harness.analysis.ending import (
     TeardownAbort,
     aborts_at_exit,
@@ -38,7 +38,7 @@ def completion(run: Record, twins: Sequence[Record], steps: int | None = None, o
     finding = ended or _steps(run, history, due, aborts) or _outputs(run, twins, outputs) or _well(history, due, aborts)
     if twins and not ended and finding.outcome is Outcome.FAILED:
         mixed = next(filter(None, (mixed_state(history, part) for part in history.segments)), "")
-        why = mixed or other_skips(history.by_step(), twins[0].history.by_step())
+        why = mixed or other_iterations(history.by_step(), twins[0].history.by_step())
         other = "" if why else _stopped_otherwise(run, history, twins, steps)
         why = f": {why}" if why else other
         finding = replace(finding, reason=f"{finding.reason}{why}", cause=said("decides end") if other else "")

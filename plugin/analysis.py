@@ -14,8 +14,6 @@ from torchaos.harness.analysis.findings.corruption import (
     used_again,
 )
 from torchaos.harness.analysis.findings.hang_reaction import Blame, HangReaction
-from torchaos.harness.analysis.findings.losses import losses, rates
-from torchaos.harness.analysis.findings.parameters import Parameters, across_replicas
 from torchaos.harness.analysis.findings.recoveries import Recoveries, Slowness, longest_stall
 from torchaos.harness.analysis.findings.restarts import (
     TIERS,
@@ -33,6 +31,7 @@ from torchaos.harness.analysis.findings.restarts import (
 )
 from torchaos.harness.analysis.findings.resumes import Resumes, beside_replicas, restored_state
 from torchaos.harness.analysis.findings.samples import are_taken_over, samples, samples_of_absent
+from torchaos.harness.analysis.findings.twin_differences import Parameters, across_replicas, losses, rates
 from torchaos.harness.analysis.hit_targets import Gpu, Landing, gpus_of, landings
 from torchaos.harness.analysis.missing_data import no_rank_found, why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import why_moot
@@ -46,7 +45,7 @@ from torchaos.harness.analysis.replica_verdict import (
     without_steps,
 )
 from torchaos.harness.record.history import Attempt, Execution, Save
-from torchaos.harness.running.conditions.commands import last_answer
+from torchaos.harness.running.conditions.outside import last_answer
 from torchaos.harness.scenario.values import Regex
 
 __all__ = [

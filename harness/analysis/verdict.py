@@ -24,7 +24,7 @@ from torchaos.harness.analysis.ending import (
     not_resumed,
     twins_end_apart,
 )
-from torchaos.harness.analysis.explanations import because, came_at, causes_in_words, linked, split_brain
+from torchaos.harness.analysis.explanations import advice, because, came_at, causes_in_words, linked, split_brain
 from torchaos.harness.analysis.gates import (
     NOTHING_RECORDED,
     fault_result,
@@ -38,7 +38,6 @@ from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.missing_data import missing_in_words
 from torchaos.harness.analysis.recovery_times import recovery_from
 from torchaos.harness.analysis.replica_verdict import judged
-from torchaos.harness.analysis.timeout_advice import advice
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.host.processes import uncollected
 from torchaos.harness.interfaces import ChaosError, Finding, First, Harm, Need, Outcome, UsageError, What, inconclusive

@@ -22,7 +22,7 @@ from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, i
 from torchaos.harness.running import housekeeping
 from torchaos.harness.running.housekeeping import RunView, overview
 from torchaos.harness.running.housekeeping import halt as halt_runs
-from torchaos.harness.running.nodes import agent_life
+from torchaos.harness.running.nodes import node_exec
 from torchaos.harness.scenario.values import parse_size, size_in_words
 
 _REAPERS_S = 120.0
@@ -159,7 +159,7 @@ def tell(done: Iterable[Recovered]) -> None:
 
 
 def _of_job(job: str) -> ExitCode:
-    wrong = {folder: agent_life.recover(folder) for folder in agent_life.of_job(job)}
+    wrong = {folder: node_exec.recover(folder) for folder in node_exec.of_job(job)}
     for folder, why in wrong.items():
         click.echo(f"{folder}: {why or 'undone'}")
     return ExitCode.ROLLBACK if any(wrong.values()) else ExitCode.PASSED

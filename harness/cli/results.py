@@ -21,8 +21,7 @@ from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir, commit_in
-from torchaos.harness.reporting import gameday_history, html, short_report, traces, trend_store
-from torchaos.harness.reporting import prometheus as metrics
+from torchaos.harness.reporting import exporters, gameday_history, html, short_report, trend_store
 from torchaos.harness.reporting import short_report as markdown
 from torchaos.harness.reporting.compare_runs import TOLERANCE, Change, compare, overall
 from torchaos.harness.reporting.gameday_history import Night
@@ -57,7 +56,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
 def trace(result: Result, folder: RunDir, run: Record | None = None) -> list[str]:
     """Sends the run as a trace. Returns a sentence if that failed, which changes no verdict."""
     try:
-        problem = traces.send(run or Record.load(folder), result, commit_in(folder))
+        problem = exporters.send(run or Record.load(folder), result, commit_in(folder))
     except ChaosError as error:
         problem = str(error)
     return [f"the trace was not sent: {problem}"] if problem else []
@@ -147,7 +146,7 @@ def history(
         if page:
             index.write(page.absolute(), runs, days)
         if prometheus:
-            metrics.write(prometheus, runs, days)
+            exporters.write_metrics(prometheus, runs, days)
     except OSError as error:
         raise UsageError(f"{error.filename}: it can't be written: {error.strerror}") from error
     told = [{**run.result.to_json(), "commit": run.commit} for run in runs]

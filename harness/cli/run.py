@@ -41,7 +41,7 @@ from torchaos.harness.cli.options import (
     SUMMARY,
     VERBOSE,
     WithCommand,
-    cli,  # fmt: skip
+    cli,
 )
 from torchaos.harness.cli.run_output import RUNS, is_told, remember
 from torchaos.harness.interfaces import ChaosError, UsageError

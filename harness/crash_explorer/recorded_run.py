@@ -34,7 +34,7 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.engine.run import Run, Stoppable
+from torchaos.harness.running.engine.stages import Run, Stoppable
 from torchaos.harness.running.twin import Twins, fault_free, finished_well
 from torchaos.harness.running.twin_key import record_sources
 

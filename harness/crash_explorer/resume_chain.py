@@ -21,7 +21,7 @@ from pathlib import Path
 
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers
+from torchaos.harness.crash_explorer.fuse_mount import ReadSet, ReadTracers
 from torchaos.harness.crash_explorer.recording_log import stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import (
     Class,

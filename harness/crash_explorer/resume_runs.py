@@ -23,8 +23,8 @@ from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.fs_model import State
+from torchaos.harness.crash_explorer.fuse_mount import ReadSet, ReadTracers, Traced
 from torchaos.harness.crash_explorer.operations import Operation, Recording
-from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracers, Traced
 from torchaos.harness.crash_explorer.recording_log import Stats, stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome, seen_in
 from torchaos.harness.crash_explorer.s3_store import date_objects

@@ -19,7 +19,7 @@ from typing import Any
 
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.read_trace import ReadTracers
+from torchaos.harness.crash_explorer.fuse_mount import ReadTracers
 from torchaos.harness.crash_explorer.resume_outcomes import Class
 from torchaos.harness.crash_explorer.resume_runs import Patience, Resume, ResumeRuns, StopRule
 from torchaos.harness.crash_explorer.synthetic_crash import RECORDED
@@ -29,7 +29,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.engine.run import Run, Stoppable
+from torchaos.harness.running.engine.stages import Run, Stoppable
 
 _LOOK_S = 0.05
 

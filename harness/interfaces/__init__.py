@@ -1,7 +1,6 @@
 """The interfaces on which plug-ins and the harness agree. No interface mentions a particular implementation. All names
 are imported from this package. The base classes of faults, assertions and conditions are in `base_classes`."""
 
-from torchaos.harness.interfaces.faults import Evidence, Handle, Hits, Irreversible, Target, Touches, Where
 from torchaos.harness.interfaces.findings import (
     Finding,
     First,
@@ -18,6 +17,10 @@ from torchaos.harness.interfaces.jobs import (
     Capability,
     CheckpointFormat,
     Emit,
+    Evidence,
+    Handle,
+    Hits,
+    Irreversible,
     JobSpec,
     Launcher,
     LiveNode,
@@ -27,7 +30,10 @@ from torchaos.harness.interfaces.jobs import (
     RankProcess,
     RemoteLauncher,
     Site,
+    Target,
+    Touches,
     Watched,
+    Where,
 )
 
 __all__ = [

@@ -12,18 +12,7 @@ from torchaos.harness.agent.injection.rank_site import Lease
 from torchaos.harness.protocol.agent_plan import Collectives
 from torchaos.harness.protocol.check_sums import as_integers, local
 from torchaos.harness.protocol.nccl_connections import NetKind, NetOrder
-from torchaos.plugin import (
-    Count,
-    Evidence,
-    Fault,
-    Handle,
-    Irreversible,
-    Kind,
-    NodeSite,
-    RankSite,
-    Record,
-    Size,
-)
+from torchaos.plugin import Count, Evidence, Fault, Handle, Irreversible, Kind, NodeSite, RankSite, Record, Size
 from torchaos.plugin.evidence import all_waited, died
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness.analysis.explanations import PATIENCE, advice
 from torchaos.harness.analysis.hit_targets import landings
-from torchaos.harness.analysis.timeout_advice import PATIENCE, advice
 from torchaos.harness.monitoring.probes.job_log import CAUSES
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import PlannedJob

@@ -82,4 +82,4 @@ def test_validate_imports_only_what_reads_a_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", f"{PRINT}; {main}"], capture_output=True, text=True, check=True)
     *shown, imported = done.stdout.splitlines()
     assert shown == [f"{file}: well-formed"]
-    assert not {"rich", "torch", "psutil", "torchaos.harness.running.engine.run"} & {*imported.split()}
+    assert not {"rich", "torch", "psutil", "torchaos.harness.running.engine.stages"} & {*imported.split()}

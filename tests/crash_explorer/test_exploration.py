@@ -16,7 +16,7 @@ from torchaos.harness.crash_explorer import resume_chain
 from torchaos.harness.crash_explorer.exploration import Exploration, Limits, read_outcomes
 from torchaos.harness.crash_explorer.exploration_summary import Explored
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.read_trace import ReadSet
+from torchaos.harness.crash_explorer.fuse_mount import ReadSet
 from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
 from torchaos.harness.crash_explorer.resume_runs import Resume

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.crash_explorer.folder_contents import Content, Extent, Tree
-from torchaos.harness.crash_explorer.read_trace import ReadSet, ReadTracer, ReadTracers, Traced
+from torchaos.harness.crash_explorer.fuse_mount import ReadSet, ReadTracer, ReadTracers, Traced
 from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.rollback.file_handles import mounts
 

@@ -15,7 +15,7 @@ from resumes import ENOUGH, Trainer, recorded, resumed
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.read_trace import ReadSet
+from torchaos.harness.crash_explorer.fuse_mount import ReadSet
 from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.crash_explorer.resume_chain import ResumeCache, ReusedResumes
 from torchaos.harness.crash_explorer.resume_outcomes import Class

@@ -17,7 +17,7 @@ from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running import capabilities
-from torchaos.harness.running.launchers import etcd
+from torchaos.harness.running.launchers import local
 from torchaos.harness.running.launchers.local import Netns
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
@@ -47,7 +47,7 @@ def test_a_server_is_wanted_where_the_job_names_etcd_and_no_endpoint(
     words = tuple(shlex.split(command))
     spec = JobSpec(words, Path("/"), {ENV_RUN_ID: "a-run", **env}, Path("/run/logs/job-0.log"), 0, 2)
     assert Netns.needs_of(words, env) == ({"etcd"} if wanted else set())
-    assert (JobProcesses(etcd.mark_of("a-run")) in Netns().resources(spec)) == wanted
+    assert (JobProcesses(local.mark_of("a-run")) in Netns().resources(spec)) == wanted
 
 
 def test_a_machine_without_etcd_is_told_at_plan_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +94,10 @@ def test_all_nodes_reach_one_server_and_it_goes_with_the_run(spec: JobSpec) -> N
     launcher = Netns()
     for _ in range(2):
         nodes = launcher.create(spec)
-        assert [node.env["PET_RDZV_ENDPOINT"] for node in nodes] == [etcd.ENDPOINT] * 2
-    assert len(servers := processes.family(etcd.mark_of(spec.env[ENV_RUN_ID]))) == 1
+        assert [node.env["PET_RDZV_ENDPOINT"] for node in nodes] == [local.ENDPOINT] * 2
+    assert len(servers := processes.family(local.mark_of(spec.env[ENV_RUN_ID]))) == 1
     for node in nodes:
-        assert node.link.namespace.run([sys.executable, "-I", "-c", ASK, etcd.ENDPOINT]).strip() == "200"
+        assert node.link.namespace.run([sys.executable, "-I", "-c", ASK, local.ENDPOINT]).strip() == "200"
     assert not list((spec.log.parent.parent / "net" / "etcd" / "data").iterdir())
     for handle in reversed(launcher.resources(spec)):
         handle.undo()
@@ -108,6 +108,6 @@ def test_all_nodes_reach_one_server_and_it_goes_with_the_run(spec: JobSpec) -> N
 @pytest.mark.needs("links", "etcd")
 def test_a_server_that_does_not_start_is_an_error(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says how it ended, and where its log is."""
-    monkeypatch.setattr(etcd, "PROGRAM", "false")
+    monkeypatch.setattr(local, "PROGRAM", "false")
     with pytest.raises(ChaosError, match=r"etcd did not start: it ended with exit code 1; see .*server.log"):
         Netns().create(spec)

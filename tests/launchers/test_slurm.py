@@ -21,7 +21,7 @@ from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.running.capabilities import check
 from torchaos.harness.running.launchers.slurm import Slurm, SlurmNode
-from torchaos.harness.running.nodes import agent_life
+from torchaos.harness.running.nodes import node_exec
 from torchaos.harness.running.nodes.agent_socket import JOB, place_of
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
@@ -159,9 +159,9 @@ def test_what_a_job_left_on_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         folder = place_of(mark).root
         folder.mkdir(parents=True)
         (folder / JOB).write_text(job)
-    (found,) = agent_life.of_job("7")
+    (found,) = node_exec.of_job("7")
     assert found.name == "run-1.node0"
-    assert agent_life.recover(found) == ""
+    assert node_exec.recover(found) == ""
     assert not found.exists()
     assert place_of("run-2.node0").root.exists()
 

@@ -23,7 +23,7 @@ from torchaos.harness.rollback import recovery, undo_log
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.running.launchers.node_channel import await_place, packed, receive
-from torchaos.harness.running.nodes import agent_life
+from torchaos.harness.running.nodes import node_exec
 from torchaos.harness.running.nodes.agent_socket import address_of, make_place, place_of
 from torchaos.harness.running.nodes.node_agent import NodeFaults
 
@@ -71,8 +71,8 @@ def test_the_next_agent_undoes_what_the_dead_left(tmp_path: Path, monkeypatch: p
         living = ReaperClient.start(make_place("run-2.node0").root, "run-2.node0")
         living.record_undo("job", [JobProcesses("run-2.node0")], owner="job")
         journal = Journal(tmp_path, "node0")
-        assert agent_life.undo_for_the_dead(journal) == ""
-        assert agent_life.undo_for_the_dead(journal) == ""
+        assert node_exec.undo_for_the_dead(journal) == ""
+        assert node_exec.undo_for_the_dead(journal) == ""
         assert stray.wait(timeout=300) in (-signal.SIGTERM, -signal.SIGKILL)
     notes = [event.data["text"] for event in journal.snapshot() if event.kind is Kind.NOTE]
     assert notes == ["what run-1.node0 left on this node is undone"]
@@ -90,7 +90,7 @@ def test_those_that_died_with_nothing_to_undo(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(name, str(tmp_path))
     assert subprocess.run([sys.executable, "-c", _DIES], check=False).returncode == -signal.SIGKILL
     assert len(undo_log.entries()[0]) == 1
-    assert agent_life.recover(place_of("run-1.node0").root) == ""
+    assert node_exec.recover(place_of("run-1.node0").root) == ""
     assert undo_log.entries() == ([], [])
     assert not place_of("run-1.node0").root.exists()
 

@@ -18,8 +18,8 @@ from torchaos.harness.record.events import merged as arrivals
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.merged import Merged, beside_steps
 from torchaos.harness.running.conditions.progress import Attempts, LossBelow, NoProgress, Steps
-from torchaos.harness.running.engine import run as run_module
-from torchaos.harness.running.engine.run import BaseWriter
+from torchaos.harness.running.engine import stages as run_module
+from torchaos.harness.running.engine.stages import BaseWriter
 
 STEPS = 10
 USUAL: dict[str, Any] = {"lr": [1e-3], "opt_step": 7, "sched_step": 6, "skipped": False, "samples": bytes(range(12)),

@@ -37,7 +37,7 @@ from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.engine.fault_life import Context, FaultLife, FaultPages, victims_of
-from torchaos.harness.running.engine.run import Run
+from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.fault_checks import NotPermitted
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.scenario_run import ScenarioRun

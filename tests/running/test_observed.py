@@ -17,7 +17,7 @@ from torchaos.harness.interfaces import ChaosError, UsageError, Watched
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
-from torchaos.harness.running.conditions.commands import CommandFails, CommandSucceeds, DiskFree
+from torchaos.harness.running.conditions.outside import CommandFails, CommandSucceeds, DiskFree
 from torchaos.harness.running.engine import watches
 from torchaos.harness.running.engine.watches import SelfCheck, Watches, check_disk
 from torchaos.harness.scenario.values import parse_size

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.running.engine.run import Stoppable
+from torchaos.harness.running.engine.stages import Stoppable
 
 
 class StandIn:

@@ -17,15 +17,7 @@ from torchaos.harness.fault_drivers.network import packet_queue
 from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, helper_of, link_of, sides
 from torchaos.harness.fault_drivers.network.packet_queue import Shape
 from torchaos.harness.fault_drivers.network.traffic_counters import came, counted, drops, measured, meter_handle, slower
-from torchaos.harness.interfaces import (
-    ChaosError,
-    Evidence,
-    Handle,
-    Hits,
-    NodeSite,
-    Probe,
-    Where,
-)
+from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.network_handles import IPTABLES, QDISC_MARK, Qdisc, QueueRule, mark_of
 

@@ -32,7 +32,7 @@ from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_I
 from torchaos.harness.record.environment import editable, job_python
 from torchaos.harness.rollback.container_handles import Containers, DockerImage, DockerNetwork
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers import etcd, holder
+from torchaos.harness.running.launchers import holder, local
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
 from torchaos.harness.scenario.values import Strict
 
@@ -224,7 +224,7 @@ class Docker(Launcher):
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
-        if etcd.is_wanted(command, env):
+        if local.is_wanted(command, env):
             raise UsageError(
                 "the job's rendezvous is in etcd, and launcher: docker starts no etcd; name a server that the "
                 "containers reach (--rdzv-endpoint HOST:PORT), or write launcher: netns, which starts etcd"

@@ -21,7 +21,7 @@ from torchaos.harness.record.history.saves_and_loads import by_step
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.engine.run import Run, Stoppable, Watcher
+from torchaos.harness.running.engine.stages import Run, Stoppable, Watcher
 from torchaos.harness.running.twin import Twins
 
 

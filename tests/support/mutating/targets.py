@@ -50,7 +50,7 @@ from torchaos.harness.rollback.handles import REGISTRY, PageSlot
 from torchaos.harness.rollback.reaper_client import undo_from_log
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.conditions.progress import after_is_due
-from torchaos.harness.running.engine.run import BaseWriter
+from torchaos.harness.running.engine.stages import BaseWriter
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.fault_plans import Machine
 from torchaos.harness.scenario import load

@@ -297,8 +297,8 @@ class Run:
         wanted = Need.INVENTORY in self.plan.collect or has_aborted(beside_steps(self.journal.snapshot()))
         if root and wanted and not self._hurried:
             from torchaos.harness.checkpoints import (
-                inventory,
-            )  # imported late, so that the start of the job is not delayed
+                inventory,  # imported late, so that the start of the job is not delayed
+            )
 
             self._stage("inventory")
             seen = handled_paths(beside_steps(self.journal.snapshot()))

@@ -3,11 +3,11 @@ state that a resume does not restore: rng, rng1 (of rank 1 alone), optimizer, mo
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchaos.harness.protocol.check_sums import MODULUS, SHARD
@@ -20,9 +20,26 @@ PLAN = Plan("made-up", "", 7, JOB, (), ())
 
 
 @dataclass
+class Stream:
+    """Random numbers whose whole state is how many were drawn: a copy of it costs nothing."""
+
+    seed: str
+    drawn: int = 0
+
+    def digest(self) -> str:
+        """Of the state, 16 hexadecimal digits."""
+        return hashlib.md5(f"{self.seed}/{self.drawn}".encode()).hexdigest()[:16]
+
+    def random(self) -> float:
+        """At least 0 and less than 1."""
+        self.drawn += 1
+        return int(self.digest()[:12], 16) / 16**12
+
+
+@dataclass
 class State:
     weight: float
-    rngs: list[random.Random]
+    rngs: list[Stream]
     momentum: float = 0.0
     opt_step: int = 0
     sched_step: int = 0
@@ -66,6 +83,7 @@ class Trainer:
     named: bool = False  # the state with which steps begin, by name, after a resume and after each save
     sharded: bool = False  # as FSDP2: every rank has a part, and the check sums add up
     _events: list[Event] = field(default_factory=list)
+    _numbers: Counter[str] = field(default_factory=Counter)  # of events by source
     _now: float = 100.0
     _saved: dict[int, State] = field(default_factory=dict)
     _raised: int = 0  # the steps before the exception that was raised
@@ -90,7 +108,7 @@ class Trainer:
         assert FIELDS[kind] <= data.keys(), f"{kind.value} needs {sorted(FIELDS[kind] - data.keys())}"
         self._now += after
         source = "harness" if rank is None else f"rank{rank}-a{attempt}"
-        number = sum(event.source == source for event in self._events)
+        number, self._numbers[source] = self._numbers[source], self._numbers[source] + 1
         self._events.append(Event(kind, source, number, 0.0, self._now, rank, attempt, step, data))
 
     def _attempt(self, attempt: int, kill: tuple[int, int] | None) -> bool:
@@ -132,7 +150,7 @@ class Trainer:
         return saved + 1 - local, saved + 1, state
 
     def _resume(self, attempt: int, world: int) -> tuple[int, State]:
-        state = State(1.0, [random.Random(f"{self.seed}/{rank}") for rank in range(max(8, self.world))])
+        state = State(1.0, [Stream(f"{self.seed}/{rank}") for rank in range(max(8, self.world))])
         base = 0 if attempt in self.rewinds else max(self._saved, default=0)
         if not base:
             return 0, state
@@ -145,7 +163,7 @@ class Trainer:
             "weights": ("weight",), "optimizer": ("momentum", "opt_step"), "momentum": ("momentum",),
             "sampler": ("position",), "schedule": ("sched_step",), "rng": ("rngs",),
         }  # fmt: skip
-        restored = copy.deepcopy(self._saved[base])
+        restored = _copy(self._saved[base])
         restored.weight *= 1 + self.off
         broken = frozenset() if self.breaks and attempt not in self.breaks else self.broken
         for name in broken - {"rng1"}:
@@ -163,7 +181,7 @@ class Trainer:
         lr, counted = 0.1 * (1 - state.sched_step / (2 * self.steps)), state.sched_step
         parts = [list(range(first + rank * size, first + (rank + 1) * size)) for rank in range(world)]
         noise = [self._noise.random() * 1e-7 if self.noise else 0.0 for _rank in range(world)]
-        drawn = [hashlib.md5(repr(rng.getstate()).encode()).hexdigest()[:16] for rng in state.rngs[:world]]
+        drawn = [rng.digest() for rng in state.rngs[:world]]
         losses = [
             state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(parts[rank]) % 97) + noise[rank]
             for rank in range(world)
@@ -219,12 +237,12 @@ class Trainer:
         whole = int(value * 2**40) % MODULUS
         if not self.sharded:
             return f"{whole:016x}{whole:016x}"
-        share = whole // world
-        own = whole - share * (world - 1) if rank == 0 else share
+        unit = whole // sum(range(1, world + 1))  # no two ranks' parts are equal
+        own = unit * (rank + 1) if rank else whole - unit * sum(range(2, world + 1))
         return f"{SHARD}{own:016x}{own:016x}"
 
     def _save(self, attempt: int, world: int, state: State, step: int, local: int) -> None:
-        self._saved[step] = copy.deepcopy(state)
+        self._saved[step] = _copy(state)
         if self.log_only:
             return
         data = {"path": f"/job/checkpoints/step-{step}", "format": "dcp"}
@@ -254,6 +272,10 @@ class Trainer:
 
     def _pid(self, attempt: int, rank: int) -> int:
         return 1000 + 10 * attempt + rank
+
+
+def _copy(state: State) -> State:
+    return replace(state, rngs=[replace(rng) for rng in state.rngs])
 
 
 def _sketch(weight: float) -> list[float]:

@@ -23,7 +23,6 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.history import is_down
 from torchaos.harness.record.plan import ENDED_BEFORE, PlannedFault, moment_in_words, target_in_words
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.record import records_of as replicas_of
 from torchaos.harness.record.result import Case, FaultResult, Verdict
 from torchaos.harness.registry import injector_of
 
@@ -162,8 +161,8 @@ def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must
     the other replicas must end successfully."""
     if run.plan.job.replicas == 1:
         return _judge_fault(run, twins, fault, must_recover)
-    theirs, found, others = [replicas_of(twin) for twin in twins], {}, []
-    for number, replica in enumerate(replicas_of(run)):
+    theirs, found, others = [twin.of_replicas for twin in twins], {}, []
+    for number, replica in enumerate(run.of_replicas):
         own = next((own for own in replica.plan.faults if own.id == fault.id), None)
         if own is None:
             others += [(number, e.data["exit_code"]) for e in replica.of_kind(Kind.JOB_EXITED) if e.data["exit_code"]]

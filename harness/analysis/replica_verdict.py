@@ -12,7 +12,7 @@ from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Finding, Need, Outcome, inconclusive
 from torchaos.harness.record.history import Attempt, Execution, Executions, History
-from torchaos.harness.record.record import Record, ranks_of, records_of
+from torchaos.harness.record.record import Record, ranks_of
 from torchaos.harness.record.record import without_steps as without_those_of_steps
 from torchaos.harness.record.steps.execution import with_values
 
@@ -54,7 +54,7 @@ def each(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
 
 def each_hit(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     """Judges each replica that a fault was planned to hit, as `each` does, and returns the worst finding."""
-    hit = [number for number, replica in enumerate(records_of(run)) if replica.plan.faults]
+    hit = [number for number, replica in enumerate(run.of_replicas) if replica.plan.faults]
     return _of(hit, assertion, run, twins)
 
 
@@ -64,7 +64,7 @@ def as_one(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Findin
 
 
 def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    parts, theirs = records_of(run), [records_of(twin) for twin in twins]
+    parts, theirs = run.of_replicas, [twin.of_replicas for twin in twins]
     found = {number: ask(assertion, parts[number], [twin[number] for twin in theirs]) for number in numbers}
     if not found:
         return inconclusive("no fault was to hit any replica")
@@ -80,7 +80,7 @@ def as_one_job(run: Record) -> Record:
     """The replicas as one job whose number of ranks changes: as long as the same replicas make the steps, it is one
     attempt. It has the steps that count, and no other event of steps, samples or checkpoints."""
     of_step: dict[int, list[Execution]] = {}
-    for number, part in enumerate(records_of(run)):
+    for number, part in enumerate(run.of_replicas):
         first = ranks_of(run.plan.job, number).start
         for one in part.history.by_step().executions:
             step = one.global_step or 0
@@ -111,7 +111,7 @@ def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
 
 def absent_replicas(run: Record) -> str | None:
     """A sentence about the steps that were made without one of the replicas. None if all replicas made all steps."""
-    gone = absences(records_of(run))
+    gone = absences(run.of_replicas)
     if not gone:
         return None
     steps, who = list(gone), sorted({number for numbers in gone.values() for number in numbers})
@@ -122,7 +122,7 @@ def absent_replicas(run: Record) -> str | None:
 def without_steps(run: Record) -> Finding | None:
     """An inconclusive finding if the steps of the replicas can't be compared, because a replica has no steps, or has
     steps without a global number. None otherwise."""
-    for number, replica in enumerate(records_of(run)):
+    for number, replica in enumerate(run.of_replicas):
         if not replica.history.executions:
             return inconclusive(f"replica {number}: no step was seen")
         if replica.history.unplaced:

@@ -44,7 +44,6 @@ from torchaos.harness.interfaces import ChaosError, Finding, First, Harm, Need, 
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.record import records_of as replicas_of
 from torchaos.harness.record.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
@@ -75,8 +74,8 @@ def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
 
 @uncollected()
 def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
-    parts = replicas_of(run)
-    of_twins = [list(own) for own in zip(*map(replicas_of, twins), strict=True)] or [[] for _ in parts]
+    parts = run.of_replicas
+    of_twins = [list(own) for own in zip(*(twin.of_replicas for twin in twins), strict=True)] or [[] for _ in parts]
     assertions = [_assertion(named) for named in run.plan.asserts]
     must_recover = all(assertion.expects_recovery for assertion in assertions)
     faults = tuple(fault_result(run, twins, fault, must_recover) for fault in run.plan.faults)

@@ -49,6 +49,14 @@ class Record(RunEvents):
         return History.of(self.events, peers=self.peers)
 
     @cached_property
+    def of_replicas(self) -> Sequence[Record]:
+        """The record of each replica; for a job without replicas, the run itself."""
+        job = self.plan.job
+        if job.replicas == 1:
+            return (self,)
+        return _with_peers([_record_of(self, replica) for replica in range(job.replicas)])
+
+    @cached_property
     def exited(self) -> Event | None:
         """The event of the end of the job's last command, if that was seen."""
         return next((event for event in reversed(self.beside_steps) if event.kind is Kind.JOB_EXITED), None)
@@ -125,12 +133,6 @@ def events_of(events: Iterable[Event], job: PlannedJob, replica: int) -> Iterato
                 yield replace(event, kind=_COMMAND[event.kind])
         elif event.kind not in _COMMAND.values() and event.data.get("replica", replica) == replica:
             yield event
-
-
-def records_of(run: Record) -> list[Record]:
-    """The record of each replica; for a job without replicas, the run itself."""
-    job = run.plan.job
-    return [run] if job.replicas == 1 else _with_peers([_record_of(run, replica) for replica in range(job.replicas)])
 
 
 def _with_peers(parts: list[Record]) -> list[Record]:

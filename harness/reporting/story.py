@@ -24,7 +24,7 @@ from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.history import Attempt, Execution, Executions, Save, saved_as
 from torchaos.harness.record.history.saves_and_loads import by_step
 from torchaos.harness.record.plan import Plan, counted, moment_in_words, seconds_in_words, target_in_words
-from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery, Result, Verdict, root_first
 from torchaos.harness.record.rundir import RunDir, result_in
 from torchaos.harness.record.secrecy import mask
@@ -104,7 +104,7 @@ def _opinion(event: Event) -> str:
 
 
 def _of_history(run: Record) -> Iterator[Moment]:
-    parts = records_of(run)
+    parts = run.of_replicas
     for number, part in enumerate(parts):
         who = f"replica {number}: " if len(parts) > 1 else ""
         for attempt in (*_attempts(part), *_saves(part), *_removals(part)):

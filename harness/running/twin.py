@@ -29,7 +29,7 @@ from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Kind, Phase
 from torchaos.harness.record.plan import Plan, PlannedFault
-from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.reaper_client import UndoError, undo_from_log
 from torchaos.harness.running.twin_key import Inputs, difference, key_in, key_of, parts_of, sources_changed
@@ -250,7 +250,7 @@ def _is_of(plan: Plan, twin: Path) -> bool:
 
 def last_step_in(twin: Record) -> int | None:
     """The last global step of a twin. None if none of its steps was seen."""
-    steps = [replica.history.last_step for replica in records_of(twin)]
+    steps = [replica.history.last_step for replica in twin.of_replicas]
     return max((step for step in steps if step is not None), default=None)
 
 

@@ -20,7 +20,7 @@ from torchaos.harness.protocol import wire
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.record.plan import Named, Plan, PlannedFault
-from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.registry import find
 from torchaos.harness.reporting.story import happened
@@ -93,7 +93,7 @@ def said(name: str, run: Record, twins: Sequence[Record] = (), **bounds: Any) ->
 def test_a_replicas_part_is_the_record_of_an_ordinary_job(trainer: Any) -> None:
     """What two replicas did side by side is taken apart again: ranks, commands, restarts and faults are each one's."""
     first, second = went_on(trainer), healed(trainer)
-    parts = records_of(side_by_side(first, second))
+    parts = side_by_side(first, second).of_replicas
     for part, was in zip(parts, (first, second), strict=True):
         assert [(one.kind, one.rank, one.attempt, one.step) for one in part.events] == [
             (one.kind, one.rank, one.attempt, one.step) for one in was.events
@@ -108,8 +108,8 @@ def test_a_replicas_part_is_the_record_of_an_ordinary_job(trainer: Any) -> None:
 def test_a_job_without_replicas_is_its_own_only_part(trainer: Any) -> None:
     """Nothing is copied or renumbered where there is one torchrun."""
     run = trainer(kills=[(18, 1)]).record()
-    assert records_of(run) == [run]
-    assert records_of(run)[0] is run
+    assert len(run.of_replicas) == 1
+    assert run.of_replicas[0] is run
 
 
 def test_what_holds_of_a_replica_that_was_healed(trainer: Any) -> None:
@@ -250,7 +250,7 @@ def test_a_replica_that_first_joins_late_is_placed_by_its_parameters(trainer: An
     """Its first step is the one after which a replica that was there before had the same parameters."""
     twin = side_by_side(went_on(trainer), went_on(trainer))
     run = side_by_side(went_on(trainer), joined(went_on(trainer), 5))
-    assert [part.history.attempts[0].base for part in records_of(run)] == [0, 5]
+    assert [part.history.attempts[0].base for part in run.of_replicas] == [0, 5]
     outcome, reason = said("parameter_digest", run, [twin], replicas_only=True)
     assert (outcome, "equal after each of 25 steps" in reason) == (Outcome.PASSED, True), reason
     assert "5 steps (1 to 5) were made without replica 1" in said("sample_accounting", run, [twin])[1]
@@ -421,6 +421,6 @@ def test_events_of_no_replica_are_everybodys(trainer: Any) -> None:
     last = run.events[-1].mono_s
     note = Event(Kind.NOTE, "harness", 1, 0.0, last, data={"text": "it rains"})
     line = replace(note, kind=Kind.LOG_CAUSE, data={"cause": "rain", "line": "", "replica": 1})
-    parts = records_of(replace(run, events=(*run.events, note, line)))
+    parts = replace(run, events=(*run.events, note, line)).of_replicas
     assert [sum(one.kind is Kind.NOTE for one in part.events) for part in parts] == [1, 1]
     assert [sum(one.kind is Kind.LOG_CAUSE for one in part.events) for part in parts] == [0, 1]

@@ -218,6 +218,24 @@ def test_a_load_that_failed_says_nothing() -> None:
     assert (attempt.base, attempt.loaded, attempt.conflicts) == (15, "/job/checkpoints/step-15", ())
 
 
+@pytest.mark.parametrize(("many", "checkpoints"), [(4, False), (3, True)])
+def test_files_that_the_steps_use_are_no_checkpoints(many: int, checkpoints: bool) -> None:
+    """Such as gradients that ranks exchange as files, also if one is loaded just before the first step after a resume.
+    A few loads in a row may put the same checkpoint back."""
+    run = Trainer(kills=[(18, 1)]).record()
+    load = next(event for event in run.events if event.kind is Kind.LOAD_END)
+    steps = [event for event in run.events if event.kind is Kind.STEP and event.rank == 0 and event.attempt == 1]
+    exchanged = [
+        Event(**{**load.__dict__, "rank": 0, "step": (step.step or 0) - 1, "mono_s": step.mono_s - 1e-6,
+                 "data": {**load.data, "path": f"/job/exchange/gradient-{step.step}", "numbers": {}}})
+        for step in steps[:many]
+    ]  # fmt: skip
+    history = History.of([*run.events, *exchanged])
+    assert any("exchange" in load.path for load in history.loads) is checkpoints
+    if not checkpoints:
+        assert [one.loaded for one in history.attempts] == [None, "/job/checkpoints/step-15"]
+
+
 def test_a_checkpoint_that_was_loaded_and_not_used_is_no_resume() -> None:
     """One file of it was read and another could not be: the job began anew. So it did if it read both files, and used
     nothing of them: its losses are those of the first steps."""

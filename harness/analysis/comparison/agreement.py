@@ -28,7 +28,7 @@ from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.replica_verdict import absences
 from torchaos.harness.analysis.tolerance import LEARNED_FACTOR, RATE, Steps, Tolerance, Tolerances, relative
 from torchaos.harness.record.history import Execution, History, StepTable
-from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.executions import UNPLACED
 
@@ -285,7 +285,7 @@ def agree(run: Record, twins: Sequence[Record]) -> bool:
 def wants_more(run: Record, twins: Sequence[Record]) -> bool:
     """Whether another twin would help to judge: the run differs from its only twin, or there are fewer than ENOUGH
     twins and they differ among themselves."""
-    if absences(records_of(run)):  # steps without a replica are not compared, so another twin can't help
+    if absences(run.of_replicas):  # steps without a replica are not compared, so another twin can't help
         return not twins
     if len(twins) < 2:
         return not twins or not agree(run, twins)

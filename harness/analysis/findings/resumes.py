@@ -22,7 +22,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.checkpoint_names import checkpoint_of, final_path, number_in_name
 from torchaos.harness.record.history import Save, saved_as
 from torchaos.harness.record.plan import counted, numbered
-from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.record import Record
 
 _NOT_THERE = "Whether the newer one was still there is not known."
 _NOT_KNOWN = "No load of a checkpoint was seen, and whether this one was still there is not known."
@@ -153,7 +153,7 @@ class Resumes:
 def beside_replicas(run: Record) -> Finding | None:
     """A replica that comes back takes its state from a replica that continued, so it must lose no step. None if no
     replica continued."""
-    parts = records_of(run)
+    parts = run.of_replicas
     back = [(number, resume) for number, part in enumerate(parts) for resume in resumes(part)]
     if not back or not all(_went_on(parts, number, one) for number, one in back):
         return None

@@ -45,7 +45,7 @@ from torchaos.harness.analysis.replica_verdict import absences, absent_replicas,
 from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.plan import counted
-from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.execution import sums_of
 
@@ -84,7 +84,7 @@ def samples_of_absent(run: Record, twins: Sequence[Record], most: int | None = N
     if are_taken_over(run, twins):
         finding = samples(as_one_job(run), [as_one_job(twin) for twin in twins])
         return replace(finding, reason=f"{gone}, and the others took over its samples: {finding.reason}")
-    parts, theirs = records_of(run), records_of(twins[0])
+    parts, theirs = run.of_replicas, twins[0].of_replicas
     for number, (own, twin) in enumerate(zip(parts, theirs, strict=True)):
         found = _in_its_steps(own, twin, {step for step, who in absences(parts).items() if number in who})
         if found is not None:
@@ -108,7 +108,7 @@ def samples_of_absent(run: Record, twins: Sequence[Record], most: int | None = N
 
 def are_taken_over(run: Record, twins: Sequence[Record]) -> bool:
     """Whether replicas consumed more samples than in the twin, in a step from which another replica was absent."""
-    parts, theirs = records_of(run), [as_one_job(twin).history.by_step() for twin in twins[:1]]
+    parts, theirs = run.of_replicas, [as_one_job(twin).history.by_step() for twin in twins[:1]]
     gone = absences(parts)
     if not gone or not theirs:
         return False

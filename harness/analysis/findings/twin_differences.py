@@ -46,7 +46,7 @@ from torchaos.harness.interfaces import Finding, First, What, failed, inconclusi
 from torchaos.harness.protocol.check_sums import is_whole
 from torchaos.harness.record.history import Execution, Executions, History, StepTable
 from torchaos.harness.record.plan import counted
-from torchaos.harness.record.record import Record, records_of
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 from torchaos.harness.record.steps.executions import equal
@@ -245,7 +245,7 @@ def _words(first: Differing, other: str) -> str:
 
 def across_replicas(run: Record) -> Finding:
     """Whether ranks of the same number have equal parameters in all replicas that made a step."""
-    parts = records_of(run)
+    parts = run.of_replicas
     steps = [record.history.by_step() for record in parts]
     compared = 0
     for step in sorted(set().union(*steps)):

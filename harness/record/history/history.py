@@ -57,7 +57,9 @@ class History:
         seen = whole.steps_made.once_each()
         ordered = _with_first_steps(whole)
         found = attempts.read(ordered)
-        loads, saves = saves_and_loads.read_loads(ordered), saves_and_loads.read_saves(ordered, seen)
+        saves, loads = saves_and_loads.without_exchanged(
+            saves_and_loads.read_saves(ordered, seen), saves_and_loads.read_loads(ordered)
+        )
         if len(seen):
             uneven = _uneven(ordered, found, seen) or (twin.uneven if twin else ())
             runs = [(found, seen), *([(twin.attempts, twin.executions)] if twin else [])] if uneven else []

@@ -144,6 +144,28 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
     ]  # fmt: skip
 
 
+_IN_A_ROW = 4  # steps
+
+
+def without_exchanged(saves: Sequence[Save], loads: Sequence[Load]) -> tuple[list[Save], list[Load]]:
+    """The saves and loads of checkpoints. Files that the steps themselves use, such as gradients that ranks exchange as
+    files, are none: a rank loads files of such names between many steps in a row."""
+    places = defaultdict[tuple[int, int, str], set[int]](set)
+    for load in loads:
+        places[load.attempt, load.rank, _unnumbered(load.path)].add(load.local_step)
+    used = {
+        name for (_attempt, _rank, name), of in places.items() if any({*range(at, at + _IN_A_ROW)} <= of for at in of)
+    }
+    return (
+        [save for save in saves if _unnumbered(save.path) not in used],
+        [load for load in loads if _unnumbered(load.path) not in used],
+    )
+
+
+def _unnumbered(path: str) -> str:
+    return re.sub(r"\d+", "#", path)
+
+
 def handled_paths(events: Iterable[Event]) -> set[str]:
     """The paths of all files and folders that were saved, or loaded without an error, under every name that they
     had."""

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
 from torchaos.harness.gameday.score import AT_LEAST, RoundScore, Score, Spread, verdict_of
 from torchaos.harness.record.plan import counted, seconds_in_words
-from torchaos.harness.record.result import Case
+from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.html.page import render
 from torchaos.harness.reporting.terminal.headline import Gauge
@@ -88,20 +89,22 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
     ]
 
 
+_SHARES = (*AT_LEAST, "checkpoint_share")
 _NAMES = {"ettr": "ettr (training time)", "mttr": "mttr (mean time to recover)"}
 
 
 def bound_gauges(cases: Sequence[Case]) -> list[Gauge]:
-    """Each bound beside its figure, with the verdict of its case. The bar is full at the bound."""
+    """Each bound beside its figure, with the verdict of its case. The bar of a figure that must be large is the figure
+    itself, with a mark at its bound; all others are full at their bound."""
     found = []
     for case in cases:
         for name, bound in case.bound.items():
-            value = case.measured.get(name)
-            side = "at least" if name in AT_LEAST else "at most"
-            asked = f"{side} {value_in_words(name, bound, case.seconds)}"
-            share = min(1.0, value / bound) if value and bound else 1.0 if value else None
-            words = value_in_words(name, value, case.seconds)
-            found.append(Gauge(_NAMES.get(name, name_in_words(name)), words, asked, case.verdict.value, share))
+            value, large = case.measured.get(name), name in AT_LEAST
+            words = _share if name in _SHARES else partial(value_in_words, name, seconds=case.seconds)
+            asked = f"{'at least' if large else 'at most'} {words(bound)}"
+            share = min(1.0, value / (1.0 if large else bound)) if value and bound else 1.0 if value else None
+            shown = _NAMES.get(name, name_in_words(name))
+            found.append(Gauge(shown, words(value), asked, case.verdict.value, share, bound if large else None))
     return found
 
 
@@ -247,7 +250,7 @@ def show(
     faults = sum(len(one.faults) for one in rounds)
     about = (
         f"seed {day.seed}, {_of(len(rounds), len(day.rounds), 'round')}, "
-        f"{_of(faults, faults_of(day.rounds), 'fault')}, "
+        f"{faults_in_words(day, faults, verdict)}, "
         f"{seconds_in_words(score.clock.wall_s)} since the first steps"
     )
     pen.gap()
@@ -276,6 +279,11 @@ def show(
     pen.gap()
 
 
+def faults_in_words(day: Day, begun: int, verdict: Verdict) -> str:
+    """How many faults were started. Of a day that passed, the reason names those that were not."""
+    return counted(begun, "fault") if verdict is Verdict.PASSED else _of(begun, faults_of(day.rounds), "fault")
+
+
 def _of(many: int, planned: int, noun: str) -> str:
     return f"{many} of {planned} {noun}{'' if planned == 1 else 's'}"
 
@@ -300,7 +308,8 @@ def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cas
         "kinds": sorted(score.kinds.items()), "seen": [one.value for one in Outcome if score.outcomes.get(one.value)],
         "parts": spread_rows(score), "caveat": caveat(score),
         "rounds": [_round(day, scored, folder) for scored in rounds], "faults": found,
-        "planned": (len(day.rounds), faults_of(day.rounds)), "without": day.without,
+        "came": f"{_of(len(rounds), len(day.rounds), 'round')}, {faults_in_words(day, len(found), code.verdict)}",
+        "without": day.without,
     })  # fmt: skip
 
 

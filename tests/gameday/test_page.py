@@ -31,13 +31,24 @@ def test_each_bound_stands_beside_its_figure(tmp_path: Path, markdown: bool) -> 
     found = day_page(tmp_path, (Outcome.RECOVERED, ""), markdown=markdown, ettr=0.5, mttr="30s", lost_steps=3)
     text = " ".join(re.sub(r"<[^>]+>|\|", " ", found).split())
     for words in (
-        "ettr (training time) 0.6 at least 0.5",
+        "ettr (training time) 60.0% at least 50.0%",
         "mttr (mean time to recover) 6 s at most 30 s",
         "lost steps 12 at most 3",
     ):
         assert words in text
     state = r"\| at (?:least|most) \S+(?: s)? \| (\w+) \|" if markdown else r'class="gauge (\w+)"'
     assert re.findall(state, found) == ["passed", "passed", "failed", "passed", "passed"]
+
+
+def test_a_bar_of_training_time_is_the_share_itself(tmp_path: Path) -> None:
+    """With a mark at its bound: 60 % is no full bar, though it is more than was asked. Time to recover fills its bar at
+    the bound. A day that passed names the fault that was not started, and does not count it beside the verdict."""
+    found = day_page(tmp_path, (Outcome.RECOVERED, ""), planned=1, ettr=0.5, mttr="30s")
+    ettr, mttr = (part.partition("</svg>")[0] for part in found.split('class="gauge passed"')[1:3])
+    assert re.findall(r'width="([\d.]+)"', ettr) == ["100", "60.00", "1"]
+    assert 'class="bound" x="49.50"' in ettr
+    assert re.findall(r'width="([\d.]+)"', mttr) == ["100", "20.00"]
+    assert "Seed 7: 1 of 1 round, 1 fault." in found
 
 
 def test_the_parts_of_the_bar_fill_it(tmp_path: Path) -> None:

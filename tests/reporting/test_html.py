@@ -107,6 +107,18 @@ def test_the_verdict_comes_first_and_says_why(run: RunDir) -> None:
     assert opened == ["case failed"]
 
 
+def test_the_reason_of_an_inconclusive_run_stands_once(run: RunDir) -> None:
+    """The head of the page has it whole, and the list of the assertions refers to it."""
+    result, why = judged(run), "the contents could not be compared"
+    case = next(one for one in result.cases if one.name == "loss_continuity")
+    case = replace(case, verdict=Verdict.INCONCLUSIVE, reason=why)
+    result = replace(result, verdict=Verdict.INCONCLUSIVE, reason=f"loss_continuity: {why}",
+                     decided_by="loss_continuity", cases=(case,))  # fmt: skip
+    page = Page(html.text(run, result))
+    assert page.text.lower().count("the contents could not be compared") == 1
+    assert "inconclusive loss continuity as above" in page.text
+
+
 def test_failures_come_first_and_what_follows_from_them_is_folded(run: RunDir) -> None:
     """Below the verdict stands the root of the failures; the failures that follow from it are inside a fold."""
     result = judged(run)

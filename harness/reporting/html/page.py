@@ -40,7 +40,7 @@ from torchaos.harness.reporting.html.charts import curves_of, gpus_of
 from torchaos.harness.reporting.html.log_evidence import dumps_of, hangs_of, logs_of, stamps_of, words
 from torchaos.harness.reporting.html.page_timeline import PHASES, flame_of, timeline_of
 from torchaos.harness.reporting.terminal import headline as parts_timeline
-from torchaos.harness.reporting.terminal.console import why, without_words
+from torchaos.harness.reporting.terminal.console import Why, why, without_words
 from torchaos.harness.reporting.terminal.headline import cards, failures_first, happened
 from torchaos.harness.reporting.terminal.text import name_in_words, printable, shortened, value_in_words
 
@@ -260,7 +260,7 @@ def text(
         "result": result.to_json(), "happened": happened(run, result), "why": why(result)._asdict(),
         "gauges": cards(result),
         "cases": [
-            _case({**asdict(case), "reason": without_words(case.reason, result)})
+            _case({**asdict(case), "reason": _not_again(without_words(case.reason, result), why(result))})
             for case in failures_first(result.cases)
         ],
         "recoveries": [_recovery(recovery) for recovery in result.recoveries],
@@ -321,6 +321,11 @@ def _static(name: str) -> str:
 
 def _hash(script: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _not_again(reason: str, told: Why) -> str:
+    """The reason of a case, unless the head of the page has it already, word for word."""
+    return "as above" if reason and reason.rstrip(".").lower() in f"{told.lead}. {told.more}".lower() else reason
 
 
 def _case(case: Mapping[str, Any]) -> dict[str, Any]:

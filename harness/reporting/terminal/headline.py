@@ -123,14 +123,15 @@ _MOST = 3  # the most sentences; a game day has many more faults
 
 @dataclass(frozen=True)
 class Gauge:
-    """A figure against its bound. `share`: the figure as a share of the bound, from 0 to 1; None: there is nothing to
-    draw."""
+    """A figure against its bound. `share`: the length of its bar, from 0 to 1; None: there is nothing to draw. `at`:
+    where the bound is on the bar, if not at its end."""
 
     name: str
     value: str
     bound: str
     state: str  # passed, failed, unbounded (no bound), or unknown
     share: float | None
+    at: float | None = None
 
 
 def failures_first(cases: Sequence[Case]) -> list[Case]:

@@ -257,7 +257,19 @@ srun bash run.sh
     "a variable before the command": (
      "#SBATCH -N 2\nsrun bash -c 'NCCL_DEBUG=INFO torchrun --nproc-per-node 2 train.py'\n", 2,
      f"{RUN} --nproc-per-node 2 train.py", 4),
+    "a command in an option's value": (
+     """#SBATCH -N 2
+srun bash -c "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_conf=is_host=\\$(((SLURM_NODEID)) && echo 0 || echo 1) \\
+  --rdzv_endpoint='$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)':29500 train.py"
+""", 2, f"{RUN} --nproc_per_node=4 train.py", 8),
 }  # fmt: skip
+
+
+def test_a_line_without_a_script_is_said(project: Path) -> None:
+    """A draft that starts nothing is not left for the first run to find; a module is no lack of a script."""
+    said = "no script was found behind torchrun's options; write it into the command"
+    assert said in draft_of(shlex.split("torchrun --nproc-per-node 2"), project, {}).to_check
+    assert said not in draft_of(shlex.split("torchrun --nproc-per-node 2 -m pkg.train"), project, {}).to_check
 
 
 @pytest.mark.parametrize(("text", "nodes", "became", "ranks"), SCRIPTS.values(), ids=SCRIPTS)

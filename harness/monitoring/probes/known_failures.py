@@ -227,7 +227,7 @@ CAUSES = (
     _cause(
         "rendezvous-unreachable", "torch",
         r"RendezvousConnectionError|The connection to the C10d store has failed"
-        r"|client socket has timed out after \d+m?s",
+        r"|client socket has timed out after \d+m?s|connect\(\) timed out\. Original timeout was \d+ ms",
         "a torchrun could not reach, or lost, the torchrun that keeps the rendezvous; no restart works without it",
         "1.10, 2.13", "pytorch/pytorch#67581", "pytorch/pytorch#121944",
     ),
@@ -254,6 +254,7 @@ CAUSES = (
         "endpoint", "the network",
         r"Could not connect to the endpoint URL|Cannot connect to host \S+:\d|(?:Connect|Read) timeout on endpoint URL"
         r"|Connection was closed before we received a valid response from endpoint"
+        r"|\b5\d\d Server Error: .* for url: "
         r"|google\.api_core\.exceptions\.(?:ServiceUnavailable|GatewayTimeout|DeadlineExceeded)",
         "the job could not use an object store, or another service; check the service and the network between",
         "", common=rf"Max retries exceeded|Connection (?:aborted|refused|reset)|[Tt]imed out|StatusCode\.UNAVAILABLE"
@@ -307,7 +308,8 @@ CAUSES = (
     _cause(
         "nccl-watchdog-error", "NCCL",
         r"Exception \(either an error or timeout\) detected by watchdog|failure detected by watchdog"
-        r"|watchdog thread terminated with exception|Some NCCL operations have failed or timed out",
+        r"|watchdog thread terminated with exception|Some NCCL operations have failed or timed out"
+        r"|NCCL communicator was aborted",
         "torch's watchdog ended the rank after a collective had failed; its lines before say why",
         "",
     ),
@@ -320,7 +322,7 @@ CAUSES = (
         "storage", "the storage",
         _raised(r"OSError: \[Errno (?:5|30|116|121)\]")
         + r"|Error: \[Errno (?:107|108|110|112)\] [^:]*: ['\"]/|PytorchStreamWriter failed writing"
-        r"|\. unexpected pos \d+ vs \d+",
+        r"|\. unexpected pos \d+ vs \d+|write\(\): fd \d+ failed with (?!No space left|Broken pipe)",
         "a file system failed under the job; check the mount and its server",
         "", common=r"Stale (?:NFS )?file handle|Read-only file system|Remote I/O error|\bLustreError: "
         r"|(?:\bfuse|/\S+): (?:Transport endpoint is not connected|Input/output error)|nfs: server \S+ not responding",

@@ -342,8 +342,14 @@ def _words(text: str, known: Mapping[str, str | list[str]], split: bool = True) 
 
 
 def _hidden(text: str) -> str:
-    """The text, with each `$(command of words)` turned into one word."""
-    return re.sub(r"\$\((?!\()[^()]*(\([^()]*\))?[^()]*\)|`[^`]*`", lambda one: one[0].replace(" ", "\0"), text)
+    """The text, with each `$(command of words)` turned into one word. A sum, `$((1 + 2))`, is left as it is."""
+    found, at = "", 0
+    for begin in (one.start() for one in re.finditer(r"\$\(", text)):
+        depths = itertools.accumulate((char == "(") - (char == ")") for char in text[begin + 1 :])
+        end = next((begin + 2 + n for n, depth in enumerate(depths) if depth == 0), None)
+        if begin >= at and end is not None and not re.fullmatch(r"\$\(\([^()]*\)\)", text[begin:end]):
+            found, at = found + text[at:begin] + text[begin:end].replace(" ", "\0"), end
+    return re.sub(r"`[^`]*`", lambda one: one[0].replace(" ", "\0"), found + text[at:])
 
 
 def _sum(text: str, known: Mapping[str, str | list[str]]) -> str:

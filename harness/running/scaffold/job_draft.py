@@ -161,6 +161,8 @@ def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.envi
     if name and "{" not in name:
         draft.script = read_script(cwd / name)
         _says(draft, draft.script)
+    elif name is None and own_part(draft.command) and not {"-m", "--module", "--no-python"} & set(draft.command):
+        draft.to_check.append("no script was found behind torchrun's options; write it into the command")
     _folder(draft)
     words = draft.script.words if draft.script else set()
     if "nccl" not in words or "gloo" in words:

@@ -41,6 +41,7 @@ _NAMES = {
     MOMENTS: "optimizer's moments at the start", "optimizer counter": "optimizer counter",
     "learning rate": "learning rate",
 }  # fmt: skip
+_BY_RANK = ("optimizer counter", "learning rate")  # compared only in steps that the same ranks made
 _PLURAL = ("samples", "inputs", "weights", "frozen parameters", "buffers", "RNG states", "optimizer's moments")
 _SETTLED = 5  # steps: a job that is not deterministic differs from its twin earlier
 
@@ -287,11 +288,13 @@ class _Resumed:
             "samples": all(steps.samples_seen.all() for steps in both),
             "parameters": self._weights is not None,
             MOMENTS: bool(carried and carried.moments),
-            "optimizer counter": same_ranks and not any(np.isnan(s.column("opt_step")).any() for s in both),
-            "learning rate": same_ranks and all((lengths(steps.column("lr")) > 0).all() for steps in both),
+            "optimizer counter": not any(np.isnan(steps.column("opt_step")).any() for steps in both),
+            "learning rate": all((lengths(steps.column("lr")) > 0).all() for steps in both),
         }
         equal, unseen = [], []
         for quantity, name in _NAMES.items():
+            if not same_ranks and quantity in _BY_RANK and in_all_steps[quantity]:
+                continue  # they were seen, and can't be compared
             seen = every if in_all_steps.get(quantity) else begun.seen[quantity] & every
             is_idle = quantity == RNG and begun.drawn == frozenset()  # the model draws from none
             if quantity in differ or begun.of(quantity) or is_idle or quantity in begun.absent:

@@ -20,6 +20,7 @@ from torchaos.harness.analysis.tolerance import (
     CERTAIN,
     LEARNED_FACTOR,
     LOSS,
+    ROUNDING,
     Steps,
     Tolerance,
     Tolerances,
@@ -165,12 +166,25 @@ class Comparison:
         return "loss times its scale" if scaled else self.first.what if self.first else ""
 
     def _failed(self, first: Difference, more: str = "") -> Finding:
-        words = f"{in_words(first, 'in the twin', self.first_in_words)}{more}"
+        words = f"{in_words(first, 'in the twin', self.first_in_words)}{more}{self._means_before(first.step)}"
         if odd := uneven(self._twins[0]):
             return inconclusive(f"{words} But {odd}: it is not known whether the difference is a defect.")
         cause = likeliest_cause(self._run, self._history, self._ours, self._twins[0], first, self._twin)
         finding = failed(f"{words} {cause.words}", first_of(first), **measured_of(first))
         return replace(finding, cause=cause.short)
+
+    def _means_before(self, step: int) -> str:
+        """A sentence about means that differ earlier, in steps of other ranks, by less than is allowed.
+        Empty if there are none."""
+        earlier = differences(until(self._ours, step - 1), self._twins[0], self._limits, other_world=ROUNDING)
+        found = [other for other in earlier if other.rank is None]
+        if not found:
+            return ""
+        far = max(other.relative for other in found)
+        return (
+            f" In {_steps(sorted({other.step for other in found}))} before, made by other ranks than in the twin, the "
+            f"mean loss is up to {far:.2g} off, which is allowed there."
+        )
 
     def _too_noisy(self) -> Finding | None:
         """The inconclusive finding if the twins can't decide: they are too noisy in too many steps, or the run differs

@@ -119,6 +119,29 @@ def test_a_sampler_that_restarted_is_named(trainer: Any) -> None:
     assert (finding.measured["step"], finding.measured["skipped"], finding.measured["repeated"]) == (16, 120, 120)
 
 
+def test_batches_that_were_taken_and_not_trained_on_are_not_blamed(trainer: Any) -> None:
+    """A job takes a whole epoch from its loader, and after a resume leaves out the batches that it had trained on: the
+    loader hands out the first again. Its losses and parameters are the twin's bit for bit. If they are not, or were not
+    seen, its data was rewound."""
+
+    def rewound(run: Record) -> Record:
+        return _changed(run, lambda e: (e.attempt, e.step) == (1, 1), {"samples": ["d0"] * 5, "indices": [0] * 5})
+
+    def _changed(run: Record, wanted: Any, data: dict[str, Any]) -> Record:
+        events = (replace(e, data={**e.data, **data}) if e.kind is Kind.STEP and wanted(e) else e for e in run.events)
+        return replace(run, events=tuple(events))
+
+    twin = trainer(state_seen=True).record()
+    run = rewound(trainer(kills=[(18, 1)], state_seen=True).record())
+    finding = SampleAccounting().judge(run, [twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "in step 16 the data loader handed out other batches than in the twin" in finding.reason
+    assert finding.measured["not_compared"] == 1
+    for change in ({"losses": [1.25]}, {"parameters": None}):
+        blamed = _changed(run, lambda e: (e.attempt, e.step) == (1, 1), change)
+        assert SampleAccounting().judge(blamed, [twin]).outcome is Outcome.FAILED
+
+
 def test_samples_that_were_skipped_are_named(trainer: Any) -> None:
     """A loader that had run ahead of training: the samples in between are gone. The last steps consume samples that
     the twin does not reach, none of them twice."""

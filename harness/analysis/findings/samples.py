@@ -166,6 +166,13 @@ def _against(
     times = cache(lambda: Counter(map(contents, theirs.values())))
     other = not_surely_same(ours, theirs)
     computed, rounded, words = Computed(history, ours, theirs), list[int](), ""
+    if not blind and _had_no_effect(ours, theirs, other):
+        return passed(
+            f"in {_steps(other)} the data loader handed out other batches than in the twin, and losses and parameters "
+            "are the twin's bit for bit: the job does not train on its batches in the order in which it takes them. "
+            f"The samples of the other {counted(len(ours) - len(other), 'step')} were consumed exactly as in the twin",
+            samples=_total(ours.without(other)), skipped=0, repeated=0, not_compared=len(other),
+        )  # fmt: skip
     for step in sorted({*other, *(step for step in blind if step in ours or step in theirs)}):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
         if step in blind or not (all_known(mine) and all_known(twins)):
@@ -200,6 +207,23 @@ def _against(
         f"{f'. {ONE_SUM.capitalize()}; these sums are equal' if by_sum else ''}",
         samples=total, skipped=0, repeated=0,
     )  # fmt: skip
+
+
+def _had_no_effect(ours: StepTable, theirs: StepTable, other: Sequence[int]) -> bool:
+    """Whether these steps, of which the loader handed out other samples, had the twin's losses and left the twin's
+    parameters, bit for bit on all ranks. Then the samples that were trained on are the twin's: the job may take a whole
+    epoch from the loader, and then leave out the batches that it had trained on."""
+
+    def is_same(step: int) -> bool:
+        mine, twins = ours.get(step, {}), theirs.get(step, {})
+        return mine.keys() == twins.keys() and all(
+            one.loss_seen
+            and one.parameters is not None
+            and (one.losses, one.parameters) == (twin.losses, twin.parameters)
+            for one, twin in ((mine[rank], twins[rank]) for rank in mine)
+        )
+
+    return 0 < len(other) < len(ours) and all(map(is_same, other))
 
 
 def _unclear(step: int, words: str) -> Finding:

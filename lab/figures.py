@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def files_that_run(tree: Path, work: Callable[[], Any]) -> set[str]:
     roots = tuple(str(tree / folder) for folder in PRODUCT)
 
     def profile(frame: Any, event: str, _arg: Any) -> None:
-        if event == "call" and frame.f_code.co_name != "<module>" and frame.f_code.co_filename.startswith(roots):
+        is_function = frame.f_code.co_flags & CO_OPTIMIZED  # and not the body of a module or a class that is imported
+        if event == "call" and is_function and frame.f_code.co_filename.startswith(roots):
             seen.add(frame.f_code.co_filename)
 
     sys.setprofile(profile)

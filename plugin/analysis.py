@@ -44,8 +44,8 @@ from torchaos.harness.analysis.replica_verdict import (
     lacking,
     without_steps,
 )
+from torchaos.harness.record.events.merged import last_answer
 from torchaos.harness.record.history import Attempt, Execution, Save
-from torchaos.harness.running.conditions.outside import last_answer
 from torchaos.harness.scenario.values import Regex
 
 __all__ = [

@@ -50,7 +50,7 @@ def make(run: RunDir, scenario: Path) -> None:
     """Makes the run directory of a job that a scheduler starts, or completes a half-made one. Raises UsageError if the
     scenario has faults: only `torchaos run`, which starts the job itself, injects faults."""
     from torchaos.harness.running.planner import make_plan  # the agent of a node starts without them
-    from torchaos.harness.scenario import load
+    from torchaos.harness.scenario.loader import load
 
     plan = replace(make_plan(load(scenario), scenario, 0), twin={})
     if plan.faults:

@@ -65,9 +65,8 @@ from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan, moments_in, warnings_of
 from torchaos.harness.running.planner.job_plan import check_script
 from torchaos.harness.running.scenario_run import ScenarioRun, error_result
-from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
-from torchaos.harness.scenario.loader import COMMAND_LINE, other_job, text_of
+from torchaos.harness.scenario.loader import COMMAND_LINE, load, other_job, text_of
 from torchaos.harness.scenario.yaml_source import Source
 
 GONE = (OSError, SystemExit)  # raised by rich if the terminal or the pipe is gone

@@ -19,7 +19,7 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.factory import _spec
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 from torchaos.harness.scenario.yaml_source import ScenarioError
 
 LOCAL = '{path: "{run}/out", local: "{run}/out/local"}'

@@ -25,7 +25,7 @@ from torchaos.harness.record.result import Verdict
 from torchaos.harness.registry import find
 from torchaos.harness.reporting.story import happened
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 WHEN = Moment(1, 18, Phase.BACKWARD)
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), WHEN, {}, "", "")

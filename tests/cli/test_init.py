@@ -22,7 +22,7 @@ from torchaos.harness.running.scaffold.job_draft import (
     read_script,
     scenario_text,
 )
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 PLAIN = Path(__file__).parents[1] / "trainers" / "plain_ddp.py"
 TRAINERS = Path(__file__).parents[1] / "trainers"

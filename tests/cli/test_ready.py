@@ -18,8 +18,7 @@ from torchaos.harness.record.secrecy import mask
 from torchaos.harness.registry import ready
 from torchaos.harness.running import planner
 from torchaos.harness.running.planner.fault_plans import OWN_STORE
-from torchaos.harness.scenario import load
-from torchaos.harness.scenario.loader import job_in, job_of, text_of
+from torchaos.harness.scenario.loader import job_in, job_of, load, text_of
 from torchaos.harness.scenario.yaml_source import parse
 
 MINE = ["torchrun", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--out={run}/ck"]

@@ -18,8 +18,8 @@ from torchaos.harness.gameday.draw import cut, draw, mix_of, scenario_of
 from torchaos.harness.gameday.draw import load as load_day
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.loader import load
 
 from .conftest import REPOSITORY, Block, Torchaos, blocks
 

@@ -25,7 +25,7 @@ from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load as load_scenario
+from torchaos.harness.scenario.loader import load as load_scenario
 
 FILE: dict[str, Any] = {
     "gameday": "night",

@@ -18,7 +18,7 @@ from torchaos.harness.gameday.draw import SHORTEST_S, Drawn, cut, draw, load, mi
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import After
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load as load_scenario
+from torchaos.harness.scenario.loader import load as load_scenario
 
 DAY: Mapping[str, Any] = {
     "gameday": "night",

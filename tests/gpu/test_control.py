@@ -298,7 +298,7 @@ def test_the_kernels_log_needs_consent_twice(tmp_path: Path, monkeypatch: pytest
     """Neither the scenario alone nor the command line alone is enough."""
     from torchaos.harness.interfaces import UsageError
     from torchaos.harness.running.planner import make_plan
-    from torchaos.harness.scenario import load
+    from torchaos.harness.scenario.loader import load
 
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     path = tmp_path / "s.yaml"

@@ -62,7 +62,7 @@ def test_the_jobs_own_python_counts(tmp_path: Path) -> None:
     """The agent runs in another environment than torchaos: what is missing there is named with its Python."""
     from torchaos.harness.interfaces import UsageError
     from torchaos.harness.running.planner import make_plan
-    from torchaos.harness.scenario import load
+    from torchaos.harness.scenario.loader import load
 
     plans = []
     for name, packages in (("bare", []), ("equipped", [["nvidia-ml-py", "13.0", ""]])):

@@ -18,7 +18,7 @@ from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 from torchaos.injectors.nccl_break import Error, Refuse
 from torchaos.injectors.nccl_corrupt import Corrupt
 from torchaos.injectors.nccl_flow import Delay, Flap, Stall, Throttle

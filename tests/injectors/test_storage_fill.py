@@ -21,7 +21,7 @@ from torchaos.harness.rollback.file_handles import File, mounts
 from torchaos.harness.rollback.handles import from_json, to_json
 from torchaos.harness.rollback.reaper_client import ReaperClient
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 from .conftest import Operation
 

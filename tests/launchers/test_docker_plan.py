@@ -25,7 +25,7 @@ from torchaos.harness.rollback.container_handles import Container
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.twin_key import where_else
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios" / "container").glob("*.yaml"))
 

@@ -20,7 +20,7 @@ from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers import local
 from torchaos.harness.running.launchers.local import Netns
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 ASK = "import sys, urllib.request as r; print(r.urlopen(f'http://{sys.argv[1]}/v2/keys/', timeout=10).status)"
 

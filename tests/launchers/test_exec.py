@@ -28,7 +28,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.nodes import node_exec
 from torchaos.harness.running.nodes.node_exec import NodeExec, node_index
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -24,7 +24,7 @@ from torchaos.harness.running.launchers.slurm import Slurm, SlurmNode
 from torchaos.harness.running.nodes import node_exec
 from torchaos.harness.running.nodes.agent_socket import JOB, place_of
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 _RUNNING = "JobId=7 JobName=run-1 JobState=RUNNING Reason=None Restarts=0 NodeList=n1,n2"
 

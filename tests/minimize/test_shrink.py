@@ -20,7 +20,7 @@ from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.job_plan import check_script
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 
 @given(st.integers(1, 24).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.integers(0, size - 1), min_size=1))))

@@ -21,7 +21,7 @@ from sides import Told
 from torchaos.harness import registry
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.minimize.package_bisect import Packages
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 from torchaos.harness.scenario.yaml_source import dumped
 
 ROWS = museum.rows()

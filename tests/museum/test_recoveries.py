@@ -8,7 +8,7 @@ import recoveries
 from recoveries import CELLS, FRAMEWORKS, ROOT, Told
 
 from torchaos.harness.registry import ready
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

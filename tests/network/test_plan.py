@@ -14,7 +14,7 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS = sorted(

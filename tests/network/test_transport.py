@@ -12,7 +12,7 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.fault_plans import Machine, transport_of
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 GPUS = Machine(gpus=2)
 FABRIC = Machine(gpus=2, adapters=("mlx5_0",))

@@ -21,7 +21,7 @@ from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.running.launchers.local_job import Proxied
 from torchaos.harness.running.planner import make_plan
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios" / "proxy").glob("*.yaml"))
 

@@ -23,8 +23,8 @@ from torchaos.harness.release import repeats
 from torchaos.harness.release.repeats import Ask, Distribution, Repeats, Repetitions, State, ask_of, judge_repeats
 from torchaos.harness.reporting import result_files
 from torchaos.harness.reporting.terminal.many_runs import show_repeats
-from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
+from torchaos.harness.scenario.loader import load
 
 CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 2, Verdict.ERROR: 5}
 LETTERS = {"p": Verdict.PASSED, "f": Verdict.FAILED, "i": Verdict.INCONCLUSIVE, "e": Verdict.ERROR}

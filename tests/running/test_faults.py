@@ -41,7 +41,7 @@ from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.fault_checks import NotPermitted
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.scenario_run import ScenarioRun
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 LIMIT_S = 120.0
 

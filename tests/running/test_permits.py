@@ -23,7 +23,7 @@ from torchaos.harness.rollback.network_handles import LinkUp
 from torchaos.harness.running.fault_checks import NotPermitted, Permits, beyond, check_network
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.fault_plans import _DRAWN_PHASES
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 Planned = Callable[..., Plan]
 KILL = {"inject": "process.kill", "target": {"rank": 1}, "when": {"step": 3}}

@@ -18,7 +18,7 @@ from torchaos.harness.record import environment
 from torchaos.harness.running import planner
 from torchaos.harness.running.planner import job_plan
 from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 Capture = pytest.CaptureFixture[str]
 READY = Path(__file__).parents[2] / "scenarios"

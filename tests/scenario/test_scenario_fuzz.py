@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 WHOLE = b"""\
 scenario: kill-twice

@@ -8,9 +8,8 @@ import pytest
 from malformed import GOOD
 
 from torchaos.harness.release.gate_file import load as load_gate
-from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.loader import job_in, text_of
+from torchaos.harness.scenario.loader import job_in, load, text_of
 from torchaos.harness.scenario.yaml_source import ScenarioError
 
 WRITTEN = ["1", "25", "1e5", "3e-4", "08", "007", "true", "True", "FALSE", "y", "no", "1.10", "0x10", "1_000", "-0",

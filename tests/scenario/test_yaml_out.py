@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torchaos.harness.minimize.scenario_shrink import Child, Ran, Shrink
 from torchaos.harness.record.result import Case, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 from torchaos.harness.scenario.yaml_source import dumped, parse
 
 WORDS = st.sampled_from(["1e-3", "1E5", "5e1", ".5", "017", "0x1f", "1_000", "yes", "on", "null", "~", "10:30", "true",

@@ -344,3 +344,24 @@ def _line(event: Event) -> bytes | None:
         return line if Event(Kind.STEP, **packed_lines.unpack(line)) == event else None
     except (struct.error, ValueError, TypeError, AttributeError):
         return None
+
+
+def last_answer(events: Sequence[Event], key: str) -> bool | None:
+    """The last answer of the probe named `key`: whether the condition of the probe holds. None if there is no answer
+    yet."""
+    seen = (
+        event.data["holds"]
+        for event in reversed(beside_steps(events))
+        if event.kind is Kind.PROBED and event.data["probe"] == key
+    )
+    found: bool | None = next(seen, None)
+    return found
+
+
+def last_reason(events: Sequence[Event], name: str) -> str:
+    """The reason in the last answer of a probe whose name begins with `name`, as a sentence. Empty if there is no
+    answer."""
+    for event in reversed(beside_steps(events)):
+        if event.kind is Kind.PROBED and str(event.data["probe"]).startswith(name):
+            return str(event.data.get("reason", ""))
+    return ""

@@ -22,7 +22,7 @@ from torchaos.harness.base_classes import Condition, Seconds
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import Emit, Probe, Watched
 from torchaos.harness.protocol.wire import ENV_RUN_ID, Event, Kind
-from torchaos.harness.record.events.merged import beside_steps
+from torchaos.harness.record.events.merged import last_answer
 from torchaos.harness.scenario.values import Bytes, size_in_words
 
 Time = Annotated[Seconds, Field(gt=0)]
@@ -79,27 +79,6 @@ class CommandSucceeds(CommandFails):
 
     name: ClassVar[str] = "command_succeeds"
     good: ClassVar[bool] = True
-
-
-def last_answer(events: Sequence[Event], key: str) -> bool | None:
-    """The last answer of the probe named `key`: whether the condition of the probe holds. None if there is no answer
-    yet."""
-    seen = (
-        event.data["holds"]
-        for event in reversed(beside_steps(events))
-        if event.kind is Kind.PROBED and event.data["probe"] == key
-    )
-    found: bool | None = next(seen, None)
-    return found
-
-
-def last_reason(events: Sequence[Event], name: str) -> str:
-    """The reason in the last answer of a probe whose name begins with `name`, as a sentence. Empty if there is no
-    answer."""
-    for event in reversed(beside_steps(events)):
-        if event.kind is Kind.PROBED and str(event.data["probe"]).startswith(name):
-            return str(event.data.get("reason", ""))
-    return ""
 
 
 class _Answers:

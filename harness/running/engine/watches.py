@@ -15,8 +15,8 @@ from torchaos.harness import registry
 from torchaos.harness.base_classes import Condition
 from torchaos.harness.interfaces import Emit, Probe, UsageError, Watched
 from torchaos.harness.protocol.wire import Event
+from torchaos.harness.record.events.merged import last_reason
 from torchaos.harness.record.plan import Named, Plan
-from torchaos.harness.running.conditions.outside import last_reason
 from torchaos.harness.running.engine.local_faults import Throttle
 from torchaos.harness.scenario.values import size_in_words
 

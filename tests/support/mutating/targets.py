@@ -53,7 +53,7 @@ from torchaos.harness.running.conditions.progress import after_is_due
 from torchaos.harness.running.engine.stages import BaseWriter
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.fault_plans import Machine
-from torchaos.harness.scenario import load
+from torchaos.harness.scenario.loader import load
 
 LIMIT_S = 20.0  # for one input, on a busy machine
 

@@ -35,10 +35,10 @@ class Unknown(Exception):
 
 
 def changed_since(run: RunDir, job: Job, file: Path) -> str:
-    """A clause about the first source of the job that has changed since the run: those that are part of the key of a
-    twin (running/twin_key.py), and the configuration files that the job of the run's twin read. Empty if none has.
-    Their paths are relative to the job's working directory, so the run may have been made in another checkout, or on
-    another machine. `job`: the job of the scenario in `file`. Raises Unknown."""
+    """A clause about the first source of the job that has changed since the run. Empty if none has changed. Sources are
+    the files that are part of a twin's key (running/twin_key.py), and the configuration files that the job read in the
+    twin of the run. Their paths are relative to the job's working directory, so the run may have been made in another
+    checkout, or on another machine. `job`: the job of the scenario in `file`. Raises Unknown."""
     try:
         cwd = folder_of(job, file)
         plan = Plan.read(run.plan)

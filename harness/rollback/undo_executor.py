@@ -36,8 +36,8 @@ class UndoExecutor:
 
     Thread-safe. Records are undone one at a time; new records and marks are accepted meanwhile. An undo that hangs is
     given up after `BOUND_S` seconds. `log` None: nothing is written to a log. `within`: the folders of the run, if the
-    records come from a log; a handle with a file outside these folders, which it should have for itself, is not
-    undone."""
+    records come from a log, which somebody else may have written. A handle whose files must be in these folders, and
+    are not, is not undone."""
 
     def __init__(
         self, log: UndoLog | None, records: Iterable[UndoRecord] = (), within: Collection[Path] | None = None

@@ -146,8 +146,8 @@ def one_stands_alone(found: Checkpoint) -> bool:
 
 
 def _part(found: Checkpoint, head: str) -> Checkpoint:
-    """The part of a folder's checkpoint that is in one of its files or inner folders, by the beginning `head` of the
-    names of its entries."""
+    """A checkpoint with only those entries of a folder's checkpoint whose names begin with `head`: the entries of one
+    file, or of one inner folder."""
     part = Checkpoint(head, found.format)
     part.tensors = {name: tensor for name, tensor in found.tensors.items() if name.startswith(head)}
     part.values = {name: value for name, value in found.values.items() if name.startswith(head)}

@@ -274,8 +274,9 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
 
 
 def _end_together(found: Sequence[Attempt], seen: Executions, ranks: int) -> bool:
-    """Whether so many ranks made equal numbers of steps in an attempt that ended well. Then a rank that made more steps
-    in an attempt that died only went on until it had to wait for the others, as with local SGD."""
+    """Whether there is an attempt that ended well, and in which at least `ranks` ranks all made the same number of
+    steps. If so, the ranks of this job keep together. In an attempt that died, a rank with more steps than the others
+    only went on until it had to wait for them, as with local SGD."""
     ended_well = [seen.of_attempt(each.number) for each in found if set(each.exit_codes.values()) == {0}]
     return any(
         len(own.ranks) >= ranks and len({int(own.local_step[own.rank == rank].max()) for rank in own.ranks}) == 1

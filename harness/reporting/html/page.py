@@ -163,8 +163,8 @@ def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
     """The name of the checkpoint in the inventory. Names are compared by the end of the path, because a run directory
-    may have been moved. If the inventory lacks the checkpoint: its path below the first of these folders that contains
-    it."""
+    may have been moved. If the inventory lacks the checkpoint, the path is returned, relative to the first of `roots`
+    that contains it."""
     fitting = [name for name in entries if path == name or path.endswith("/" + name) or f"/{name}/" in path]
     own = next((os.path.relpath(path, root) for root in roots if root and path.startswith(root + "/")), path)
     return max(fitting, key=len, default=own)

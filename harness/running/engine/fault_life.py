@@ -278,8 +278,7 @@ class FaultLife:
         self._wait_and_undo()
 
     def _wait_and_undo(self) -> None:
-        """After the fault was applied: waits for its duration and undoes it. Does nothing more if it has no
-        duration."""
+        """Called when the fault is applied. If the fault has a duration, waits that long, and undoes the fault."""
         lasts_s = self.fault.duration_s
         self._on.reaper.mark(self._record, "applied", None if lasts_s is None else lasts_s + SPARE_S)
         if lasts_s is not None:

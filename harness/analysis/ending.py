@@ -186,7 +186,9 @@ def not_restarted(run: Record, then: str) -> Finding:
     """Passed if the only attempt succeeded and no other attempt can have been missed. Otherwise inconclusive.
 
     `then`: the end of the sentence "the job was not restarted, …"."""
-    if run.history.source != "agent" or sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
+    if sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
+        return inconclusive("the job was started again, and only one attempt was seen")
+    if run.history.source != "agent" and not any(run.of_kind(Kind.AGENT_STARTED)):
         return inconclusive("one attempt was seen, and without an agent it is not known whether there were others")
     code = run.exit_code
     if not run.ended_on_purpose and code != 0:

@@ -228,6 +228,10 @@ def _why_missed(run: Record, fault: PlannedFault) -> str:
         return unfound
     rank, step = (getattr(fault.trigger, name, None) for name in ("pacer", "step"))
     last = run.history.highest_step()
+    if run.history.source == "log" and step is not None:
+        return (
+            f"only the job's log shows steps, and the agent none; the fault was planned for step {step}; write a time"
+        )
     if None not in (step, rank, last) and rank not in run.history.executions.ranks:
         return f"no step of rank {rank} was seen; the fault was planned for its step {step}; choose a rank that trains"
     if step is not None and last is not None and step > last:

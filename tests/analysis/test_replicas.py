@@ -276,7 +276,7 @@ def test_a_replica_that_is_not_healed_is_failed(trainer: Any) -> None:
     assert "after step 21 the parameters of rank 0 in replica 1 are not those in replica 0" in reason
     assert said("restarts", side_by_side(went_on(trainer), back), min=1)[1].startswith("replica 0: ")
     samples = iter(range(1000))
-    again = altered(back, lambda data: {**data, **consumed(next(samples))})
+    again = altered(back, lambda data: {**data, **consumed(next(samples)), "parameters": "others"})
     outcome, reason = said("sample_accounting", side_by_side(went_on(trainer), again), [twin])
     assert (outcome, "replica 1" in reason) == (Outcome.FAILED, True), reason
     stale = side_by_side(went_on(trainer), later(healed(trainer, at=17), 0.1))

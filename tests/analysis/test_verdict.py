@@ -385,13 +385,20 @@ def test_a_job_whose_ranks_were_not_found_says_what_a_rank_is(
 
 
 def test_a_trigger_in_a_rank_that_makes_no_steps_says_so(trainer: Any) -> None:
-    """A rank that only serves data: its step never comes, however long the job trains."""
+    """A rank that only serves data: its step never comes, however long the job trains. Where the agent saw no step of
+    any rank, no rank is blamed."""
     run = trainer().record()
     missed = {"fault": "kill", "reason": ENDED_BEFORE, "ended_before": True}
     run = plus(run, Event(Kind.MISSED, "harness", 9999, 0.0, run.events[-1].mono_s, data=missed))
     run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.STEP or e.rank != 1))
     result = judged(run, replace(KILL, trigger=Moment(1, 5, None)), asserts=())
     assert "no step of rank 1 was seen; the fault was planned for its step 5" in result.reason
+    logged = trainer(log_only=1).record()
+    result = judged(
+        plus(logged, Event(Kind.MISSED, "harness", 9999, 0.0, logged.events[-1].mono_s, data=missed)),
+        replace(KILL, trigger=Moment(1, 5, None)), asserts=(),
+    )  # fmt: skip
+    assert "only the job's log shows steps, and the agent none; the fault was planned for step 5" in result.reason
 
 
 def test_a_run_that_was_ended_in_a_recovery_is_no_failure(trainer: Any) -> None:

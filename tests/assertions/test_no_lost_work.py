@@ -331,6 +331,18 @@ def test_a_restart_that_only_a_log_could_tell_of_decides_nothing(trainer: Any) -
     assert NoLostWork().judge(unseen, []).outcome is Outcome.INCONCLUSIVE
 
 
+def test_an_agent_that_saw_no_step_would_have_seen_a_restart(trainer: Any) -> None:
+    """The steps are known by the job's log alone, and an agent was in each rank."""
+    run = trainer(log_only=1).record()
+    assert run.history.source == "log"
+    assert NoLostWork().judge(run, []).outcome is Outcome.INCONCLUSIVE
+    started = Event(
+        Kind.AGENT_STARTED, "rank0-a0", 0, 0.0, run.events[0].mono_s, 0, 0, None, {"pid": 1000, "torch": "2"}
+    )
+    finding = NoLostWork().judge(replace(run, events=(started, *run.events)), [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
 def test_one_attempt_that_was_ended_on_purpose_passes(trainer: Any) -> None:
     """All had been seen that was to be seen: it lost nothing until then."""
     run = trainer().record()

@@ -210,7 +210,8 @@ def _none(run: Record, twins: Sequence[Record]) -> Finding:
         return failed(f"no checkpoint is left, but the twin has some{seen}{unread}", checkpoints=0)
     twin = ", and the twin has none" if twins else ""
     return inconclusive(
-        f"no checkpoint is in {root_of(run) or 'the folder'} at the end{twin}{seen}{unread}: nothing could be judged"
+        f"no checkpoint of a known format is in {root_of(run) or 'the folder'} at the end{twin}{seen}{unread}: nothing "
+        "could be judged"
     )
 
 

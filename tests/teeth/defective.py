@@ -964,6 +964,27 @@ def _with_one_rank(change):
     gpt.train = changed
 
 
+def exchanges_the_parts_of_two_ranks():
+    """Each of two ranks takes the other's part of the matrices that are shared out by rows."""
+    import fault_tolerance
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    load = fault_tolerance.ModelState.load_state_dict
+
+    def changed(self, state):
+        load(self, state)
+        for value in self.model.parameters():
+            if isinstance(value, DTensor) and value.dim() > 1 and value.placements[0].is_shard(0):
+                own = value.to_local().detach()
+                parts = [torch.empty_like(own) for _ in range(2)]
+                dist.all_gather(parts, own.contiguous())
+                own.copy_(parts[1 - dist.get_rank()])
+
+    fault_tolerance.ModelState.load_state_dict = changed
+
+
 def exchanges_two_layers():
     """Gives the weights of the first layer to the last, and those of the last to the first, when it has all of them."""
 

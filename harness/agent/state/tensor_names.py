@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from .training_state import parameters
 
 _ALWAYS, _TRIES = 2, 4  # searches: in any case, and at most
 _DEEP = 4  # containers inside each other
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule")
 
 Named = dict[str, Any]  # tensors by name
 
@@ -19,8 +21,9 @@ Named = dict[str, Any]  # tensors by name
 class Names:
     """The tensors of the job by name. The names are those of the outermost module, without the parts that wrappers
     (DDP, torch.compile, FSDP, checkpointing of activations) add. A module in which nothing is trained, such as an
-    average or a teacher, gets its class as a prefix: `AveragedModel:0.weight`. A name that two tensors share is left
-    out.
+    average or a teacher, gets its class as a prefix: `AveragedModel:0.weight`. So do trained modules of which two have
+    the same name for a parameter, such as a generator and a critic; of one class, they are numbered in the order in
+    which the optimizers train them: `Sequential#2:0.weight`. A name that two tensors still share is left out.
 
     Modules, and optimizers of plain classes (Muon in many scripts), are looked for among all objects of the process:
     the first two times, and up to twice more if an optimizer trains a parameter that has no name."""
@@ -36,9 +39,9 @@ class Names:
         losses have `reached`); `frozen`, all other parameters; `buffers`; and `moments`, what the optimizers keep. Also
         `unsaved`: the buffers that their module keeps out of its state_dict; and `trained`: the parameters, frozen or
         not, that get gradients and belong to an optimizer of any class."""
-        trained = {id(each) for each in parameters(optimizers) or reached}
+        trained = {id(each): place for place, each in enumerate(parameters(optimizers) or reached)}
         found, names = self._named(trained)
-        if self._tries < _ALWAYS or (self._tries < _TRIES and not trained <= names.keys()):
+        if self._tries < _ALWAYS or (self._tries < _TRIES and not trained.keys() <= names.keys()):
             self._tries += 1
             self._search()
             found, names = self._named(trained)
@@ -78,14 +81,17 @@ class Names:
         self._modules = [weakref.ref(each) for each in modules if id(each) not in inner]
         self._plain = [weakref.ref(each) for each in plain if type(each).__weakrefoffset__]
 
-    def _named(self, trained: set[int]) -> tuple[dict[str, Named], dict[int, str]]:
-        """The tensors of the modules, and the name of each parameter by its id."""
+    def _named(self, trained: Mapping[int, int]) -> tuple[dict[str, Named], dict[int, str]]:
+        """The tensors of the modules, and the name of each parameter by its id. `trained`: the places of the trained
+        parameters, by their ids."""
         pairs: dict[str, list[tuple[str, Any]]] = {"parameters": [], "frozen": [], "buffers": [], "unsaved": []}
-        for module in _alive(self._modules):
-            own = list(module.named_parameters())
-            kind = "" if any(id(each) in trained for _name, each in own) else f"{type(module).__name__}:"
-            for name, each in own:
-                pairs["parameters" if id(each) in trained else "frozen"].append((kind + plain_name(name), each))
+        modules = [
+            (module, {plain_name(name): each for name, each in module.named_parameters()})
+            for module in _alive(self._modules)
+        ]
+        for (module, own), kind in zip(modules, _kinds(modules, trained), strict=True):
+            for name, each in own.items():
+                pairs["parameters" if id(each) in trained else "frozen"].append((kind + name, each))
             unsaved = {
                 f"{path}.{name}".lstrip(".")
                 for path, child in module.named_modules()
@@ -115,6 +121,32 @@ class Names:
 
     def _tensors(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return tensors_in(name, value, self._torch.Tensor)
+
+
+def _kinds(modules: Sequence[tuple[Any, Named]], trained: Mapping[int, int]) -> list[str]:
+    """The prefix of the names of each module (see Names). `modules`: each with its parameters by name."""
+    first, tensors = dict[int, int](), defaultdict[str, set[int]](set)
+    for number, (_module, own) in enumerate(modules):
+        if places := [trained[id(each)] for each in own.values() if id(each) in trained]:
+            first[number] = min(places)
+            for name, each in own.items():
+                tensors[name].add(id(each))
+    classes, alike = [_class_of(module) for module, _own in modules], defaultdict[str, list[int]](list)
+    for number in sorted(first, key=lambda number: first[number]):
+        if any(len(tensors[name]) > 1 for name in modules[number][1]):
+            alike[classes[number]].append(number)
+    found = [f"{kind}:" if number not in first else "" for number, kind in enumerate(classes)]
+    for kind, numbers in alike.items():
+        for place, number in enumerate(numbers, 1):
+            found[number] = f"{kind}#{place}:" if len(numbers) > 1 else f"{kind}:"
+    return found
+
+
+def _class_of(module: Any) -> str:
+    """The name of the module's class, or of the one inside, for a wrapper such as DDP."""
+    while type(module).__name__ in _WRAPPERS and (inner := list(module._modules.values())):
+        module = inner[0]
+    return type(module).__name__
 
 
 def kind_of(tensor: Any) -> str:

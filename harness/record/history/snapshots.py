@@ -74,6 +74,7 @@ class Snapshots:
     # Attempts and local steps after which weights were put back, while all else went on: those of an earlier step.
     put_back: set[tuple[int, int]] = field(default_factory=set)
     _put_in: dict[Hashable, int] = field(default_factory=dict)  # the newest step after which each was put back
+    _unplaced: set[Hashable] = field(default_factory=set)  # also seen after a step that is not known
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Snapshots:
@@ -140,9 +141,11 @@ class Snapshots:
             part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
             step = part.global_step(local_step) if part.after <= local_step else None
             begun = any(state.begun for state in of_ranks.values())
-            if step is not None:
-                for key in self._keys(number, of_ranks):
+            for key in self._keys(number, of_ranks):
+                if step is not None:
                     self._add(key, step, begun and (number, local_step) in self.put_back)
+                elif 0 < local_step >= part.after:
+                    self._unplaced.add(key)
         put_in = {each.global_step for each in own.with_state if (number, each.local_step - 1) in self.put_back}
         for name, before in (("parameters", 0), ("restored", 1)):
             for step, texts in _by_step(own.with_state, name, "global_step").items():
@@ -156,7 +159,9 @@ class Snapshots:
 
     def _fitting(self, *keys: Hashable) -> set[int]:
         """The steps after which the job may have had this state. If it was only seen when it was put back: that step,
-        and all earlier ones."""
+        and all earlier ones. Empty if that is not known."""
+        if self._unplaced.intersection(keys):
+            return set()
         steps = {step for key in keys for step in self._steps.get(key, ())}
         put_in = max((self._put_in[key] for key in keys if key in self._put_in), default=None)
         if put_in is None:

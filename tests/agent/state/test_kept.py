@@ -64,18 +64,23 @@ one = threading.Thread(target=torch.save, args=({}, folder + "/a.pt")); one.star
     assert _told(rank.run(PREPARE + "torch.save({}, folder + '/a.pt')", hooks=("steps", "checkpoints"))) == []
 
 
-def test_names_that_two_parameters_have_are_left_out(rank: Any) -> None:
-    """Two models of one shape, as of a generator and a critic: nobody knows which is which in a checkpoint."""
+@pytest.mark.parametrize(("other", "first", "second"), [
+    ("torch.nn.ModuleList([torch.nn.Linear(4, 2)])", "Sequential:", "ModuleList:0"),
+    ("torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))", "Sequential#1:", "Sequential#2:1"),
+])  # fmt: skip
+def test_modules_with_equal_names_are_told_apart(rank: Any, other: str, first: str, second: str) -> None:
+    """Two models that share names, as of a generator and a critic: by class, or in the order of their optimizers."""
     ran = rank.run(
         PREPARE
-        + """
-other = torch.nn.ModuleList([torch.nn.Linear(4, 2)])
+        + f"""
+other = {other}
 more = torch.optim.SGD(other.parameters(), lr=0.01)
-torch.save({}, folder + "/a.pt")
+torch.save({{}}, folder + "/a.pt")
 """,
         hooks=("steps", "checkpoints", "kept"),
     )
-    assert [sorted(one) for one in _told(ran)] == [["1.bias", "1.weight"]]
+    names = [f"{first}{part}.{what}" for part in (0, 1) for what in ("weight", "bias")]
+    assert [{*one} for one in _told(ran)] == [{*names, f"{second}.weight", f"{second}.bias"}]
 
 
 def test_a_shard_tells_its_part(rank: Any) -> None:

@@ -643,3 +643,17 @@ def test_ranks_with_other_numbers_of_steps_are_not_failed(trainer: Any) -> None:
     finding = LossContinuity().judge(run, [uneven])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
     assert "the ranks make different numbers of steps in the twin too, 30 (rank 0) and 25 (rank 1)" in finding.reason
+
+
+def test_the_loss_of_one_backward_is_not_told_as_that_of_the_step(trainer: Any) -> None:
+    """With gradient accumulation a step has several losses."""
+
+    def twice(record: Any, factor: float) -> Any:
+        def losses(event: Event) -> list[float]:
+            return [*event.data["losses"], *(loss * factor ** bool(event.attempt) for loss in event.data["losses"])]
+
+        events = [replace(e, data={**e.data, "losses": losses(e)}) if e.kind is Kind.STEP else e for e in record.events]
+        return replace(record, events=tuple(events))
+
+    finding = LossContinuity().judge(twice(trainer(kills=KILL).record(), 1.5), [twice(trainer().record(), 1.0)])
+    assert finding.reason.startswith("the loss of backward 2 of 2 differs first in step 16 on rank 0: ")

@@ -180,6 +180,7 @@ class Difference:
     ours: float | None
     theirs: float | None
     relative: float
+    backward: str = ""  # which one of the step has this loss, if there are several
 
 
 def history_of(run: Record, twins: Sequence[Record]) -> History:
@@ -304,10 +305,11 @@ def _of_rank(
     if len(run.losses) != len(twin.losses):
         yield Difference("number of losses", step, rank, len(run.losses), len(twin.losses), math.inf)
         return
-    for mine, other in zip(run.losses, twin.losses, strict=True):
+    for number, (mine, other) in enumerate(zip(run.losses, twin.losses, strict=True), 1):
         mine, other = mine or 0.0, other or 0.0
         if relative(mine, other, limits.loss.typical) > limits.loss.allowed(step, factor):
-            yield Difference("loss", step, rank, mine, other, relative(mine, other))
+            backward = f"backward {number} of {len(run.losses)}" if len(run.losses) > 1 else ""
+            yield Difference("loss", step, rank, mine, other, relative(mine, other), backward)
             return
 
 

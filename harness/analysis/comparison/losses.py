@@ -329,8 +329,10 @@ def in_words(first: Difference, other: str, what: str = "") -> str:
     what differs, if it is not what the difference says."""
     where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
     by = f" (relative difference {first.relative:.2g})" if math.isfinite(first.relative) else ""
+    what = what or first.what
+    of = f" of {first.backward}" if first.backward and what == "loss" else ""
     return (
-        f"the {what or first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of "
+        f"the {what}{of} differs first in step {first.step} {where}: {first.ours:.9g} instead of "
         f"{first.theirs:.9g} {other}{by}."
     )
 

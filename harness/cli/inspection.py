@@ -77,8 +77,9 @@ def events(folder: Path) -> None:
 @AS_JSON
 @VERBOSE
 def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
-    """List ready scenarios, faults, assertions and other parts. Each has a line. KIND: scenarios, injectors,
-    assertions, conditions, launchers or formats. FAMILY: such as checkpoint. NAME: shows one of them in full."""
+    """List ready scenarios, faults, assertions and other parts. Without a name, it says how many there are. With KIND
+    (scenarios, injectors, assertions, conditions, launchers or formats) or FAMILY, such as checkpoint, each has a line.
+    NAME: shows one of them in full."""
     kinds = [name for name in names if name in ("scenarios", *registry.GROUPS)]
     every = {"scenarios": ready.names(), **{one: registry.names(one) for one in registry.GROUPS}}
     families = {_family(name) for many in every.values() for name in many} & set(names)
@@ -101,9 +102,13 @@ def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
     told = {one: {name: show.summary_of(found) for name, found in named.items()} for one, named in groups.items()}
     if is_told(json_file, {**({"scenarios": abouts} if abouts else {}), **told}):
         return
+    some, whole = {one: named for one, named in groups.items() if named}, verbose or bool(parts)
     if abouts:
-        show.ready_scenarios(abouts, Console(), whole=verbose or bool(parts), counted=not names and not verbose)
-    show.catalogue({one: named for one, named in groups.items() if named}, Console(), whole=verbose or bool(parts))
+        show.ready_scenarios(abouts, Console(), whole=whole, counted=not names and not verbose)
+    if names or verbose:
+        show.catalogue(some, Console(), whole=whole)
+    else:
+        show.overview(some, Console())
 
 
 @cli.command()

@@ -16,7 +16,7 @@ Length = Annotated[Seconds, Field(gt=0)]
 class Risk(Strict):
     """A fault that may be drawn, with its weight."""
 
-    inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
+    inject: Annotated[str, Field(description="The injector's name; `torchaos list injectors` shows all.")]
     weight: Annotated[float, Field(gt=0, strict=False, description="The weight of this fault among all faults.")] = 1.0
     cause: Annotated[str, Field(description="The cause of failures that it imitates, for the report.")] = ""
     target: Annotated[

@@ -252,7 +252,7 @@ class When(Strict):
 class Fault(Strict):
     """One fault: its injector, its target, and its time."""
 
-    inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
+    inject: Annotated[str, Field(description="The injector's name; `torchaos list injectors` shows all.")]
     id: Annotated[
         str | None, Field(pattern=NAME, description="Its name in `after` of other faults, and in reports.")
     ] = None

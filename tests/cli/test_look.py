@@ -109,13 +109,15 @@ def test_json_is_a_flag_of_what_only_looks(tmp_path: Path) -> None:
 
 
 def test_the_list_is_short() -> None:
-    """A line for each part, also in a pipe; one part in full by its name, and a mistyped name gets a hint."""
+    """How many there are; a line for each part of a kind; one in full by its name, and a mistyped name gets a hint."""
     lines = CliRunner().invoke(cli, ["list", "assertions"]).output.split("Assertions")[1].strip().splitlines()
     assert len(lines) == len(registry.names("assertions"))
     scenarios = CliRunner().invoke(cli, ["list", "scenarios"]).output.strip().splitlines()
     assert len([line for line in scenarios if line]) == 2 + len(ready.names())
     whole = CliRunner().invoke(cli, ["list", "-v"]).output
-    assert len(CliRunner().invoke(cli, ["list"]).output.splitlines()) < 200 < len(whole.splitlines())
+    short = CliRunner().invoke(cli, ["list"]).output
+    assert len(short.splitlines()) < 50 < 200 < len(whole.splitlines())
+    assert f"{len(registry.names('injectors'))}: " in short
     one = CliRunner().invoke(cli, ["list", "recovery_time"]).output
     assert "catch_up" in one
     assert "loss_continuity" not in one

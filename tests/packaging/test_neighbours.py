@@ -68,8 +68,8 @@ def test_the_order_of_imports_does_not_matter(python: Path, project: Path, first
 
 
 def test_the_command_runs_in_their_project(python: Path, project: Path) -> None:
-    """`torchaos list` finds our injectors and assertions, although the folder holds others of these names."""
-    printed = run(python.with_name("torchaos"), "list", cwd=project, env=clean(PYTHONPATH=str(project)))
+    """`torchaos list injectors` finds our injectors, although the folder holds others of these names."""
+    printed = run(python.with_name("torchaos"), "list", "injectors", cwd=project, env=clean(PYTHONPATH=str(project)))
     assert "process.kill" in printed
 
 

@@ -35,7 +35,7 @@ def test_a_new_file_is_there_at_once(editable: Path, checkout: Path, tmp_path: P
     new = checkout / "harness" / "running" / "conditions" / "never.py"
     new.write_text(NEW)
     try:
-        after = run(editable, "-m", "torchaos.harness", "list", cwd=tmp_path)
+        after = run(editable, "-m", "torchaos.harness", "list", "conditions", cwd=tmp_path)
     finally:
         new.unlink()
     assert "never" not in before

@@ -22,6 +22,7 @@ from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, 
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.reporting.terminal import headline
 from torchaos.harness.reporting.terminal.plan_preview import catalogue as catalogue
+from torchaos.harness.reporting.terminal.plan_preview import overview as overview
 from torchaos.harness.reporting.terminal.plan_preview import plan as plan
 from torchaos.harness.reporting.terminal.plan_preview import ready_scenarios as ready_scenarios
 from torchaos.harness.reporting.terminal.plan_preview import summary_of as summary_of

@@ -165,14 +165,28 @@ def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool 
         if names:
             pen.heading(title)
         if names is rest and counted:
-            families = Counter(name.partition("/")[0] for name in rest)
-            told = ", ".join(f"{many} of {family}" for family, many in sorted(families.items()))
-            pen.row([], pen.text(f"{len(rest)}: {told}; `torchaos list FAMILY` shows them"), indent=3)
+            pen.row([], pen.text(f"{_families(rest, '/')}; `torchaos list FAMILY` shows them"), indent=3)
             return
         for name in names:
             _listed(pen, name, 35, abouts[name], whole, console)
             if whole:
                 pen.row([(Text(), 35)], pen.text(scenario_in_words(name, injectors_in(name)), "dim"), indent=3)
+
+
+def _families(names: Sequence[str], mark: str) -> str:
+    families = Counter(name.partition(mark)[0] for name in names)
+    return f"{len(names)}: {', '.join(f'{many} of {family}' for family, many in sorted(families.items()))}"
+
+
+def overview(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Prints which plug-ins there are, by group: their names, or their families and numbers."""
+    pen = Pen(console)
+    for group, named in groups.items():
+        names = sorted(named)
+        told = _families(names, ".") if any("." in name for name in names) else ", ".join(names)
+        pen.heading(group.capitalize(), f"`torchaos list {group}` shows them")
+        pen.row([], pen.text(told), indent=3)
+    pen.gap()
 
 
 def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: Console) -> None:

@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("busy", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
+# Files with long jobs come first, so that no worker is left with one of them at the end.
+LONGEST = {"test_teeth", "test_process_faults", "test_conditions", "test_oracle"}
+
 HOST = {"rollback", "network", "deaths", "test_storage", "test_storage_fill"}  # folders and files
 
 
@@ -35,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if needs.is_slow(item):
             item.add_marker("slow")
     # Jobs, which wait a lot, run beside the tests that compute, and none of them is the last.
-    items.sort(key=lambda item: item.get_closest_marker("job") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("job") is None, item.path.stem not in LONGEST))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -87,6 +87,10 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "frozen": Claim("frozen parameters were not restored: {found}", "the frozen parameters by name (state.begun)"),
     "buffers": Claim("buffers of the model were not restored: {found}", "the buffers by name (state.begun)"),
+    "buffers in forward": Claim(
+        "buffers of the model were not restored, or the first forward wrote other values into them: {found}",
+        "the buffers by name, read after the forward of that step (state.begun)",
+    ),
     "rng": Claim(
         "the RNG state was not restored{draws}: {found}",
         "the generators' states on that rank (state.begun): those of a fresh start, or of another rank",
@@ -186,6 +190,11 @@ CLAIMS: Mapping[str, Claim] = {
         "the {state} with which attempt {attempt} began are not those that attempt {saver} had after step {step}"
         "{sizes}: {found}",
         "the state before and after the resume, by name or as check sums of all ranks",
+    ),
+    "lost in forward": Claim(
+        "after the first forward of attempt {attempt}, which went on from step {step}, the {state} are not those of "
+        "attempt {saver}{sizes}: {found}. They were not restored, or that forward wrote other values into them",
+        "the buffers by name, read after the forward of the same step in both attempts",
     ),
     "restored": Claim(
         "{found} are bit for bit as before",

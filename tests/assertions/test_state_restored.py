@@ -435,6 +435,31 @@ def test_each_part_of_the_state_is_seen_by_its_name(trainer: Any, begins: Any, w
     assert (words or "parameters, frozen parameters, buffers and moments of the optimizer are") in found.reason
 
 
+def test_buffers_that_were_read_after_the_forward_may_have_been_written_by_it(trainer: Any) -> None:
+    """A position in a buffer that was not restored makes the forward write elsewhere; the buffers themselves may be
+    whole."""
+
+    class Late(_named(trainer).__class__):  # type: ignore[misc]
+        def emit(self, kind: Kind, data: Any, *who: Any, **when: Any) -> None:
+            if kind is Kind.BEGUN:
+                buffers = {**data["buffers"], **({"norm.mean": _entry(99.0)} if who[1] else {})}
+                data = {**data, "at": "backward", "buffers": buffers}
+            super().emit(kind, data, *who, **when)
+
+    job = Late(kills=((13, 1),), state_seen=True, noise=True, global_batch=True)
+    found = StateRestored().judge(job.record(), ())
+    assert found.outcome is Outcome.FAILED
+    assert found.reason.startswith(
+        "after the first forward of attempt 1, which went on from step 10, the buffers are not"
+    )
+    assert "They were not restored, or that forward wrote other values into them" in found.reason
+    run = Late(kills=((13, 1),), state_seen=True, noise=True, global_batch=True, broken=frozenset({"rng"}))
+    twin = _named(trainer)
+    twin.kills = ()
+    reason = LossContinuity().judge(run.record(), [twin.record()]).reason
+    assert "buffers of the model were not restored, or the first forward wrote other values into them" in reason, reason
+
+
 def test_what_the_optimizer_of_another_rank_trains_is_not_called_frozen(trainer: Any) -> None:
     """Each rank's optimizer has a part of the parameters (ZeRO), and all of them get gradients."""
 

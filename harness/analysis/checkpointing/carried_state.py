@@ -60,6 +60,7 @@ class Carried:
     moved: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # see `_of_other_ranks`
     no_moments: bool = False  # no moments were seen, before the resume and after it
     all_trained: bool = False  # `frozen` are trained too, by the optimizer of another rank, or of a plain class
+    after_forward: bool = False  # the buffers were read after the first forward, which may write into them
     generators: str = ""  # what was seen of the generators that the forward draws from and that are not as they were
 
     @property
@@ -208,7 +209,7 @@ def _resumes_carried(run: Record) -> Iterator[Carried]:
         frozen_names = {name for quantity, name in begun.compared if quantity == "frozen"}
         yield Carried(
             attempt, saver, parameters, moments, frozen, buffers, others, instead, moved, nothing,
-            frozen_names <= begun.trained, rngs,
+            frozen_names <= begun.trained, begun.after_forward, rngs,
         )  # fmt: skip
 
 

@@ -122,6 +122,7 @@ class Begun:
     changing: frozenset[str] | None = None  # generators whose state changed each time that it was recorded
     attempt: int = 0  # that began
     base: int = 0  # the global step after which it began
+    after_forward: bool = False  # no earlier moment of the first step was seen, and the forward may write into buffers
     compared_with: str = ""  # whose generators it is compared with
     in_place: bool = False  # the ranks hold parts of tensors, each at its place of the job's beginning
 
@@ -229,6 +230,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     earlier = {state.event.attempt for state in went_on.values()}
     found.compared_with = f"attempt {max(one or 0 for one in earlier)}" if earlier else "the twin"
     found.in_place = _places(own.fresh) == _places(mine) and any(map(any, _places(mine).values()))
+    found.after_forward = any(_at(state) == "backward" for state in mine.values())
     alike = _alike(own.fresh)
     for quantity in (*OF_MODEL, MOMENTS, INPUTS, RNG):
         sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]

@@ -199,9 +199,10 @@ class _Resumed:
                 "parameters", "weights", weights, "" if weights else _lost(self._base, self._weights or {})
             )
         frozen = [other for other in begun.of("frozen") if not other.trained]
-        for claim, others in (("frozen", frozen), ("buffers", begun.of("buffers"))):
-            if others:
-                yield self._told(claim, claim, others)
+        if frozen:
+            yield self._told("frozen", "frozen", frozen)
+        if buffers := begun.of("buffers"):
+            yield self._told("buffers", "buffers in forward" if begun.after_forward else "buffers", buffers)
         if begun.lost_generators:
             yield self._generators(begun.lost_generators)
 

@@ -444,9 +444,10 @@ def _lost(carried: Carried) -> Finding:
     state, world = " and the ".join(carried.lost), carried.attempt.world_size
     # What some ranks lost makes them differ from the others.
     on_some = bool(carried.others) and all(other.equal and len(other.ranks) < world for other in carried.others)
+    claim = "lost in forward" if carried.lost == ["buffers"] and carried.after_forward else "lost"
     return failed(
         said(
-            "lost", state=state, attempt=carried.attempt.number, saver=carried.saver.number, step=carried.step,
+            claim, state=state, attempt=carried.attempt.number, saver=carried.saver.number, step=carried.step,
             found=others_in_words(carried.others, world) or carried.instead("parameters", "moments"),
             sizes=carried.sizes,
         ),

@@ -2,7 +2,10 @@
 
 A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path. The
 control page of a fault is a memory-mapped file through which the harness and a rank exchange numbers. A fault from
-outside is applied while its pacer (the rank that is held) waits at the Moment, or at once."""
+outside is applied while its pacer (the rank that is held) waits at the Moment, or at once.
+
+`LocalFaults` is the host of the faults that this process applies: in a run on one machine all of them, on a node that
+is another machine those that hit the node."""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from torchaos.harness.rollback.handles import PageSlot
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.fault_checks import NotPermitted, Permits
-from torchaos.harness.running.launchers.fault_hosts import ranks_with_page
+from torchaos.harness.running.launchers.fault_hosts import FaultHost, ranks_with_page
 from torchaos.harness.running.launchers.job import JobView
 
 
@@ -351,3 +354,54 @@ class FaultLife:
 
     def _emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
         return self._on.journal.emit(kind, data)
+
+
+JOIN_S = 10.0
+
+
+class LocalFaults(FaultHost):
+    """The faults that this process applies, on its own machine. `folder`: where their control pages are made.
+    Thread-safe."""
+
+    def __init__(self, faults: Sequence[PlannedFault], folder: RunDir, on: Context) -> None:
+        self._on = on
+        self._fault_pages = {fault.id: FaultPages.make(fault, folder) for fault in faults}
+        self._lives: dict[str, FaultLife] = {}
+        self._lock = threading.Lock()
+
+    def triggers(self) -> tuple[RankTrigger, ...]:
+        """The triggers for the agent's plan of the ranks on this machine."""
+        return tuple(trigger for of_fault in self._fault_pages.values() for trigger in of_fault.triggers())
+
+    def takes(self, fault: PlannedFault) -> bool:
+        return fault.id in self._fault_pages
+
+    def pages(self, fault: PlannedFault) -> Mapping[int, ControlPage]:
+        return self._fault_pages[fault.id].pages
+
+    def begin(self, fault: PlannedFault, job: JobView | None = None) -> None:
+        """Starts the life of the fault. `job`: what the fault sees of the job, if it differs from the whole job."""
+        with self._lock:
+            if fault.id in self._lives or self._on.ended.is_set():
+                return
+            on = replace(self._on, job=job) if job else self._on
+            life = self._lives[fault.id] = FaultLife(fault, self._fault_pages[fault.id], on)
+            life.start()
+
+    def end(self, wait_s: float = JOIN_S, hurried: Callable[[], bool] = lambda: False) -> list[str]:
+        self._on.ended.set()
+        with self._lock:
+            lives = dict(self._lives)
+        for name, pages in self._fault_pages.items():
+            if name not in lives:
+                pages.call_off()
+        return [name for name, life in lives.items() if not life.join(wait_s, hurried)]
+
+    def undo(self, fault: str | None = None) -> list[str]:
+        """Undoes the fault, or all faults if it is None, the last first. Returns an empty list, because the results are
+        in the journal."""
+        with self._lock:
+            lives = [life for name, life in reversed(self._lives.items()) if fault in (None, name)]
+        for life in lives:
+            life.undo()
+        return []

@@ -1,5 +1,6 @@
-"""Evaluates the conditions of a run and runs their probes, each in a thread of its own. Also watches the harness
-itself: its memory, its run directory, and the free space on the disk of that directory."""
+"""Evaluates the conditions of a run and runs their probes, each in a thread of its own. `Beginning` waits until a fault
+may begin, and tells its host, wherever that is. `SelfCheck` watches the harness itself: its memory, its run directory,
+and the free space on the disk of that directory."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ from torchaos.harness.base_classes import Condition
 from torchaos.harness.interfaces import Emit, Probe, UsageError, Watched
 from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.events.merged import last_reason
-from torchaos.harness.record.plan import Named, Plan
-from torchaos.harness.running.engine.local_faults import Throttle
+from torchaos.harness.record.plan import After, Named, Plan, PlannedFault
+from torchaos.harness.running.conditions.progress import after_is_due
+from torchaos.harness.running.engine.fault_life import Context, report_missed
+from torchaos.harness.running.launchers.fault_hosts import FaultHost
 from torchaos.harness.scenario.values import size_in_words
 
 DISK_AT_START = 256 << 20  # bytes that must be free where the run directory is
@@ -70,6 +73,55 @@ class SelfCheck:
 def _resident() -> int:
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
+
+
+SHARE = 10  # a throttled check is not made again for this many times its own CPU time
+
+
+class Throttle:
+    """Decides when a costly check may be made again. Use: `if throttle.due():`, then `with throttle:` around the check,
+    whose CPU time is measured."""
+
+    def __init__(self) -> None:
+        self._spent_s = self._next_s = 0.0
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next_s
+
+    def __enter__(self) -> None:
+        self._spent_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._next_s = time.monotonic() + SHARE * (time.thread_time() - self._spent_s)
+
+
+class Beginning:
+    """Waits, in a thread of its own, until the steady state is reached and the trigger of a fault is due, if it is seen
+    from outside. Then the host begins the fault. If the run ends before that, nothing begins."""
+
+    def __init__(self, fault: PlannedFault, host: FaultHost, on: Context) -> None:
+        self._fault, self._host, self._on = fault, host, on
+        self._throttle = Throttle()
+        self._thread = threading.Thread(target=self._run, name=f"begin {fault.id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if self._on.wait_until(self._on.steady.is_set) and self._on.wait_until(self._is_due):
+                self._host.begin(self._fault)
+        except Exception as error:  # of a plug-in; the run goes on, and the verdict reports it
+            report_missed(self._fault, error, self._on.journal)
+
+    def _is_due(self) -> bool:
+        """Whether the fault may begin. The check gets more costly in a long run, and is then made less often."""
+        if not isinstance(self._fault.trigger, After):
+            return True
+        if not self._throttle.due():
+            return False
+        with self._throttle:
+            return after_is_due(self._fault.trigger, self._on.journal.snapshot(), time.monotonic())
 
 
 _LEAVE_S = 5.0

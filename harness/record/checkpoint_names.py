@@ -10,7 +10,7 @@ from functools import lru_cache
 
 # step-20, step_20, checkpoint-20, iter_0000020, global_step20, epoch=0-step=10.ckpt, ep0-ba10
 _STEP_IN_NAME = re.compile(
-    r"(?:step|iter(?:ation)?|checkpoint|ckpt|(?<![a-z])ba)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
+    r"(?:step|iter(?:ation)?|checkpoint|ckpt|(?<![a-z\d])ba)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
 )
 # A name that a checkpoint has until it is complete: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
 # `part` and `partial` may also be of the name itself, as in partial_0.pt or model_part_1.pt, which are files of ranks.

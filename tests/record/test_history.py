@@ -361,6 +361,8 @@ def test_rates_that_never_change_are_no_witness() -> None:
         ("/run/epoch=0-step=10.ckpt", 10),
         ("/run/global_step20/mp_rank_00_model_states.pt", 20),
         ("/run/checkpoint-20/rng_state_1.pth", 20),
+        ("/run/ep0-ba10-rank0.pt", 10),
+        ("/twins/3490f0c58d5ba3e372b42718/out/last.ckpt", None),
         ("/run/last.ckpt", None),
         ("/run/model.safetensors", None),
     ],
@@ -375,6 +377,17 @@ def test_number_in_contents_leaves_settings_out() -> None:
     assert number_in_contents({"max_steps": 60, "save_steps": 5, "global_step": 15}) == ("global_step", 15)
     assert number_in_contents({"trainer.step": 15, "step": 16}) == ("step", 16)
     assert number_in_contents({"epoch": 3, "_step_count": 16, "optimizer.state.0.step": 14}) is None
+
+
+def test_a_file_that_counts_iterations_and_steps_denies_neither() -> None:
+    """A job may make several steps in each iteration, and save both numbers."""
+    run = Trainer(kills=[(18, 1)]).record()
+    for numbers, denied in (({"iteration": 5}, True), ({"iteration": 5, "steps": 15}, False)):
+        events = [_with(e, numbers=numbers) if e.kind is Kind.LOAD_END else e for e in run.events]
+        attempt = History.of(events).attempt(1)
+        assert attempt is not None
+        assert attempt.base == 15
+        assert any("holds iteration = 5" in conflict for conflict in attempt.conflicts) is denied
 
 
 def test_a_file_written_in_place_is_known_by_its_last_save() -> None:

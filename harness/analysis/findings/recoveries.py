@@ -91,8 +91,8 @@ class Recoveries:
 
     def _well(self, found: Sequence[Recovery], measured: dict[str, float | None]) -> str:
         lost = "an unknown number of steps" if measured["lost_steps"] is None else _steps(int(measured["lost_steps"]))
-        slowest = "" if len(found) == 1 else f" at the slowest of {len(found)} recoveries"
-        return f"caught up {measured['catch_up'] or 0.0:.2f} s after the fault{slowest}, with {lost} done again"
+        slowest, most = ("", "") if len(found) == 1 else (f" at the slowest of {len(found)} recoveries", " at most")
+        return f"caught up {measured['catch_up'] or 0.0:.2f} s after the fault{slowest}, with {lost} done again{most}"
 
 
 def longest_stall(run: Record) -> float | None:

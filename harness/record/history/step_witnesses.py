@@ -105,7 +105,11 @@ def _contents(load: Load, scene: Scene) -> Said | None:
         fits = {*range(min(number, base), max(number, base) + 2 + (scene.unseen and ahead is None) * WARM)}
     else:
         fits = {number, number + 1, base, *range(base + 1, base + 2 + (scene.unseen and ahead is None) * WARM)}
-    return tuple(sorted(fits)), f"{load.path} holds {key} = {number}"
+    # A job that makes several steps in each iteration may count both.
+    also = {name: int(steps) for name, steps in load.numbers.items() if name == "steps" and steps >= 0}
+    told = {key: number, **also}
+    holds = " and ".join(f"{name} = {value}" for name, value in told.items())
+    return tuple(sorted(fits.union(also.values()))), f"{load.path} holds {holds}"
 
 
 def _name(load: Load, scene: Scene) -> Said | None:

@@ -160,6 +160,11 @@ CLAIMS: Mapping[str, Claim] = {
         "after the backward agree and the parameters after the step do not",
         "the losses and the gradients' norms of the step, and the parameters after it",
     ),
+    "acts later": Claim(
+        "after step {step} an optimizer keeps other moments than in the twin, and neither the losses of that step nor "
+        "the parameters after it differ: these moments act later, such as those of an outer optimizer",
+        "the losses of the step, and the check sums of parameters and moments after it",
+    ),
     "gradients": Claim(
         "something that was not recorded acts on the gradients, since in step {step} their norms differ and no loss "
         "does",

@@ -18,6 +18,7 @@ from torchaos.harness.analysis.tolerance import Tolerances
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.record import Record
 
 KILL = [(18, 1)]
 
@@ -413,6 +414,28 @@ def test_means_are_compared_when_the_world_changed(trainer: Any) -> None:
     assert "the means over the ranks were compared" in finding.reason
     lost = trainer(kills=KILL, worlds={1: 1}, global_batch=True, broken=frozenset({"weights"})).record()
     assert LossContinuity().judge(lost, [twin]).outcome is Outcome.FAILED
+
+
+def test_moments_that_act_later_are_told(trainer: Any) -> None:
+    """The momentum of an outer optimizer was not restored: the first steps after the resume are the twin's, and their
+    moments are not. The inner optimizer's moments, which alone have names, are not said to be equal."""
+    twin = trainer(state_seen=True).record()
+    run = _scale_loss(trainer(kills=KILL, state_seen=True).record(), lambda e: e.attempt == 1 and e.step > 4, 1.01)
+
+    def with_moments(of: Record, later: str, earlier: str | None) -> Record:
+        events = (
+            replace(e, data={**e.data, "moments": later if e.attempt else earlier}) if e.kind is Kind.STEP else e
+            for e in of.events
+        )
+        return replace(of, events=tuple(events))
+
+    words = "these moments act later, such as those of an outer optimizer"
+    one, other = f"{1:032x}", f"{2:032x}"
+    for lost in (True, False):
+        ours = with_moments(run, other if lost else one, None)  # with what attempt 0 saved is not known
+        reason = LossContinuity().judge(ours, [with_moments(twin, one, one)]).reason
+        assert (words in reason) is lost, reason
+        assert not (lost and "moments at the start" in reason)
 
 
 def test_means_that_differ_by_less_than_is_allowed_are_told(trainer: Any) -> None:

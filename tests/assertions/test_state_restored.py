@@ -460,6 +460,30 @@ def test_buffers_that_were_read_after_the_forward_may_have_been_written_by_it(tr
     assert "buffers of the model were not restored, or the first forward wrote other values into them" in reason, reason
 
 
+def test_ranks_that_train_apart_have_moments_of_their_own(trainer: Any) -> None:
+    """Between two meetings of local SGD. Only rank 0 saves, so what rank 1 had is not known by name, and it is not
+    measured by what rank 0 had, nor by the weights that rank 0 had after the meeting."""
+
+    class Apart(_named(trainer).__class__):  # type: ignore[misc]
+        def _state(self, step: int, rank: int = 0) -> dict[str, Any]:
+            found = super()._state(step, rank)
+            return {**found, "moments": {name: _entry(step + 2.5 + rank / 64) for name in found["moments"]}}
+
+    run = Apart(kills=((13, 1),), state_seen=True, noise=True, global_batch=True).record()
+    assert StateRestored().judge(run, ()).outcome is Outcome.FAILED  # of replicas, one is not as the other
+    sums = {e.step: e.data["parameters"] for e in run.events if e.kind is Kind.STEP and e.attempt == 0}
+    met = next(e.data["restored"] for e in run.events if e.kind is Kind.STEP and e.attempt == 1)
+    apart = []  # after its step each rank has weights of its own, and a meeting before the save makes them equal
+    for e in run.events:
+        if e.kind is Kind.STEP and e.attempt == 0:
+            of_its_own = sums[((e.step or 0) + 3 * (e.rank or 0)) % 12 + 1]
+            seen = met if (e.rank, e.step) == (0, 11) else None  # in the step after its save
+            e = replace(e, data={**e.data, "parameters": of_its_own, "restored": seen})
+        apart.append(e)
+    found = StateRestored().judge(replace(run, events=tuple(apart)), ())
+    assert found.outcome is not Outcome.FAILED, found.reason
+
+
 def test_what_the_optimizer_of_another_rank_trains_is_not_called_frozen(trainer: Any) -> None:
     """Each rank's optimizer has a part of the parameters (ZeRO), and all of them get gradients."""
 

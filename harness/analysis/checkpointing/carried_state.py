@@ -236,6 +236,10 @@ def _of_other_ranks(
         now, before, continued = _by_rank(first, restored), _by_rank(saved, name), _by_rank(next_, restored)
         if now.keys() != before.keys() or None in now.values() or None in before.values():
             return {}
+        # With what a rank went on after the save is often seen on the ranks that save alone.
+        changed = any(own not in (None, before.get(rank)) for rank, own in continued.items())
+        if changed and None in (continued.get(rank) for rank in before):
+            continue
         had = {rank: {before[rank], continued.get(rank)} - {None} for rank in before}
         found[name] = {
             rank: others[0]

@@ -231,7 +231,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     found.compared_with = f"attempt {max(one or 0 for one in earlier)}" if earlier else "the twin"
     found.in_place = _places(own.fresh) == _places(mine) and any(map(any, _places(mine).values()))
     found.after_forward = any(_at(state) == "backward" for state in mine.values())
-    alike = _alike(own.fresh)
+    alike = frozenset[str]() if _trained_apart(run, base, since_s) else _alike(own.fresh)
     for quantity in (*OF_MODEL, MOMENTS, INPUTS, RNG):
         sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
         known = [_values(state, quantity) for of in (mine, *sources) for state in of.values()]
@@ -321,6 +321,16 @@ def _alike(fresh: Of) -> frozenset[str]:
         for name, entry in (*state.sums.get("parameters", {}).items(), *state.sums.get("frozen", {}).items()):
             entries[name].add(tuple(entry))
     return frozenset(name for name, of in entries.items() if len(of) == 1 and is_whole(next(iter(of))[1]))
+
+
+def _trained_apart(run: Record, base: int, since_s: float) -> bool:
+    """Whether each rank trains parameters of its own: they differed after the last execution of step `base` before
+    `since_s`, as between two meetings of local SGD."""
+    steps = run.history.executions
+    last = steps.at((steps.global_step == base) & (steps.mono_s < since_s))
+    last = last.at(last.attempt == last.attempt.max(initial=-1))
+    sums = {one.parameters for one in last}
+    return len(sums) > 1 and all(each is not None and is_whole(each) for each in sums)
 
 
 def _values(state: State, quantity: str) -> dict[str, Entry] | None:

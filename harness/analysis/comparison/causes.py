@@ -288,7 +288,7 @@ class _Resumed:
         in_all_steps = {
             "samples": all(steps.samples_seen.all() for steps in both),
             "parameters": self._weights is not None,
-            MOMENTS: bool(carried and carried.moments),
+            MOMENTS: bool(carried and carried.moments) and not self._acts_later(),
             "optimizer counter": not any(np.isnan(steps.column("opt_step")).any() for steps in both),
             "learning rate": all((lengths(steps.column("lr")) > 0).all() for steps in both),
         }
@@ -298,6 +298,8 @@ class _Resumed:
                 continue  # they were seen, and can't be compared
             seen = every if in_all_steps.get(quantity) else begun.seen[quantity] & every
             is_idle = quantity == RNG and begun.drawn == frozenset()  # the model draws from none
+            if quantity == MOMENTS and self._acts_later():
+                continue
             if quantity in differ or begun.of(quantity) or is_idle or quantity in begun.absent:
                 continue
             if seen:
@@ -315,6 +317,8 @@ class _Resumed:
             if first.ours is None or first.theirs is None:
                 return said("not recorded", part="backward or the update", why="no loss differs")
             return said("update") if first.ours == first.theirs else said("gradients", step=first.step)
+        if self._acts_later():
+            return said("acts later", step=self._base + 1)
         before = [step for step in self._since if step < first.step]
         bent = next((step for step in self._since if self._other(step, "norm")), None) if agreed else None
         moved = next((step for step in before if self._other(step, "parameters")), None)
@@ -331,6 +335,18 @@ class _Resumed:
         differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
         only = f" of rank {_list(differ)} alone" if 0 < len(differ) < len(mine) else ""
         return said("not recorded", part="forward or in the loss", why=f"the first loss{only} differs")
+
+    def _acts_later(self) -> bool:
+        """Whether the first step after the resume left other moments than in the twin, although its losses and the
+        parameters after it are equal bit for bit, and so its gradients were."""
+        mine, twins = (steps.get(self._base + 1, {}) for steps in (self._ours, self._theirs))
+        pairs = [(mine[rank], twins[rank]) for rank in mine if rank in twins]
+        same = all(
+            one.loss_seen and one.parameters is not None
+            and (one.losses, one.parameters) == (other.losses, other.parameters)
+            for one, other in pairs
+        )  # fmt: skip
+        return same and any(None not in (one.moments, two.moments) and one.moments != two.moments for one, two in pairs)
 
     def _other(self, step: int, what: Literal["norm", "parameters"]) -> bool | None:
         """Whether the gradients' norms of a step, or the parameters after it, differ from the twin's although its

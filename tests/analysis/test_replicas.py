@@ -23,7 +23,7 @@ from torchaos.harness.record.plan import Named, Plan, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.registry import find
-from torchaos.harness.reporting.story import happened
+from torchaos.harness.reporting.happened import happened
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario.loader import load
 

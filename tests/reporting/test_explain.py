@@ -21,7 +21,8 @@ from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.story import Story, Turn, happened, story_of, tell, tell_short
+from torchaos.harness.reporting.happened import Turn, happened
+from torchaos.harness.reporting.story import Story, story_of, tell, tell_short
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 GOLDEN = Path(__file__).parent / "golden_stories"

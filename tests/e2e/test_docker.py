@@ -23,7 +23,7 @@ ENGINES = sorted(f"container/{path.stem}" for path in (SCENARIOS / "container").
 
 
 @pytest.mark.job
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "name",
     [

@@ -57,7 +57,7 @@ class Nodes:
         self.launcher = Docker(Container(**container))
         self.job = Job(lambda _: self.spec, self.launcher, self.journal, record_undo=lambda resources, submission: None)
 
-    def wait(self, look: Callable[[], Any], fits: Callable[[Any], Any] = bool, timeout_s: float = 90.0) -> Any:
+    def wait(self, look: Callable[[], Any], fits: Callable[[Any], Any] = bool, timeout_s: float = 300.0) -> Any:
         return wait_until(look, fits, timeout_s, lambda: f"{look()!r}; the logs say: {self.logs()[-3000:]}")
 
     def logs(self) -> str:

@@ -29,7 +29,14 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.container_handles import Container, limits_of
 
 _REPORT_S = 5.0  # seconds; the engine reports within milliseconds, on a busy machine within a second
-_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all bytes: they have no line end
+# The kernel ends the largest process first. Until its memory is free again, it may end another, which is then this
+# command and not torchrun. `tail` keeps all bytes: they have no line end.
+_HOG = """most=0
+for process in /proc/[0-9]*; do
+    read -r _ pages _ <$process/statm && [ "$pages" -gt $most ] && most=$pages largest=$process
+done 2>/dev/null
+echo 900 >/proc/$$/oom_score_adj; echo 1000 >$largest/oom_score_adj
+head -c {bytes} /dev/zero | tail >/dev/null"""
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,10 @@ class Sighting:
     back_to: int | None = None  # the job did not end the attempt, but went back to the state after this step
 
 
-def sightings(record: Record, since_s: float) -> list[Sighting]:
+def sightings(record: Record, since_s: float, twins: Sequence[Record] = ()) -> list[Sighting]:
     """The first time for each witness of the corruption since `since_s`, in order of time. The witnesses are: replicas
     that differ, a loss that is not finite, a spike of the gradient norm, and the job: a rank that ended itself with an
-    error, or ranks that went back to an earlier state."""
+    error, or ranks that went back to an earlier state, which they do in no twin."""
     steps, found = steps_of(record), []
     later = [step for step in steps if step.over_s >= since_s]
     differing = next((step for step in later if step.replicas_differ), None)
@@ -108,7 +108,10 @@ def sightings(record: Record, since_s: float) -> list[Sighting]:
     spike = next(_spikes(record, since_s), None)
     if spike is not None:
         found.append(Sighting("norm", _under_way(record, spike), spike.mono_s))
-    by_job = [*_refusals(record, since_s, steps), *_returns(record, since_s)]
+    usual = any(
+        part.after for twin in twins for part in twin.history.segments
+    )  # the job goes back without a fault, too
+    by_job = [*_refusals(record, since_s, steps), *(() if usual else _returns(record, since_s))]
     own = min(by_job, key=lambda sighting: sighting.at_s, default=None)
     if own and not any(since_s < landing.at_s <= own.at_s for landing in landings(record)):
         found.append(own)  # otherwise another fault may be the reason

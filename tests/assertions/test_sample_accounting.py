@@ -137,6 +137,8 @@ def test_batches_that_were_taken_and_not_trained_on_are_not_blamed(trainer: Any)
     assert finding.outcome is Outcome.PASSED, finding.reason
     assert "in step 16 the data loader handed out other batches than in the twin" in finding.reason
     assert finding.measured["not_compared"] == 1
+    unseen = _changed(run, lambda e: (e.attempt, e.step) == (1, 1), {"samples": None, "indices": None})
+    assert SampleAccounting().judge(unseen, [twin]).outcome is Outcome.INCONCLUSIVE  # other batches were not seen
     for change in ({"losses": [1.25]}, {"parameters": None}):
         blamed = _changed(run, lambda e: (e.attempt, e.step) == (1, 1), change)
         assert SampleAccounting().judge(blamed, [twin]).outcome is Outcome.FAILED

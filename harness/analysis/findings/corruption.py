@@ -41,7 +41,9 @@ class Corruption:
         early = [step for step in bad if step.over_s < since_s]
         if early:
             return inconclusive(f"the state was not as in the twin after step {early[0].number}, before any fault")
-        seen = [sighting for sighting in sightings(run, since_s) if self.by == "anybody" or sighting.who == "job"]
+        seen = [
+            sighting for sighting in sightings(run, since_s, twins) if self.by == "anybody" or sighting.who == "job"
+        ]
         own = [step for step in bad if step.attempt == hits[0].attempt]
         saved = _saved_bad(run, twins, own)
         measured = _measured(run, since_s, bad, seen, saved)

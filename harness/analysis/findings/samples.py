@@ -216,11 +216,16 @@ def _had_no_effect(ours: StepTable, theirs: StepTable, other: Sequence[int]) -> 
 
     def is_same(step: int) -> bool:
         mine, twins = ours.get(step, {}), theirs.get(step, {})
-        return mine.keys() == twins.keys() and all(
-            one.loss_seen
-            and one.parameters is not None
-            and (one.losses, one.parameters) == (twin.losses, twin.parameters)
-            for one, twin in ((mine[rank], twins[rank]) for rank in mine)
+        return (
+            mine.keys() == twins.keys()
+            and all_known(mine)
+            and all_known(twins)
+            and all(
+                one.loss_seen
+                and one.parameters is not None
+                and (one.losses, one.parameters) == (twin.losses, twin.parameters)
+                for one, twin in ((mine[rank], twins[rank]) for rank in mine)
+            )
         )
 
     return 0 < len(other) < len(ours) and all(map(is_same, other))

@@ -135,8 +135,6 @@ def _of(took: float, recovery: Recovery) -> str:
     return f"{took:.1f} of {_whole(recovery):.1f} s"
 
 
-# Explanations for a verdict. Pure.
-#
 # - Known failures of torch, gloo and NCCL in the log of a run change the reason, and never the verdict.
 # - Split brain: two groups of ranks write the same checkpoints at the same time. A group is the set of ranks of one
 #   rendezvous; torchelastic gave all of them the same store. After a restart a new group takes over. If the old group

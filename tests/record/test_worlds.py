@@ -126,11 +126,29 @@ def test_shapes_that_once_were_placed_wrongly(world: Any) -> None:
     World(warm=2, loads=False, state="steps", changed=True, ranks_later=2),
     World(ranks=2, ranks_later=1, warm=2, loads=False, counter=False, state="steps", last=True, changed=True),
     World(every=1, ranks=2, ranks_later=1, kills=(3,), warm=3, log=1, loads=False),
+    # Older weights are put back while all else goes on, and nothing but the log shows it; then they are saved.
+    World(ranks=3, ranks_later=1, every=3, kills=(6, 8), log=1, counter=False, loads=False, state="steps",
+          reloads=True),
 ])  # fmt: skip
 def test_shapes_that_were_placed_wrongly_are_right_or_not_known(world: Any) -> None:
     """Steps that only warm up where no state was recorded; copies; ranks that make steps of their own. Their numbers
     were wrong; several can't be known."""
     assert worlds.outcome(world) != "wrong"
+
+
+@pytest.mark.parametrize("world", [
+    World(ranks_later=2, counter=False, loads=False, swapped=True),
+    World(ranks=2, ranks_later=3, writers="first", counter=False, shards="pairs", named_by="copy"),
+])  # fmt: skip
+def test_the_moments_show_the_step_if_the_weights_do_not(world: Any) -> None:
+    """Other weights are saved than those that train, or other shards than are loaded; the moments are those of one
+    step."""
+    assert worlds.outcome(world) == "right"
+
+
+def test_samples_that_come_again_in_each_epoch_hide_no_step() -> None:
+    """The rank that dies first has not seen the samples of the step that is done again, and its counter shows it."""
+    assert worlds.outcome(World(ranks=3, epoch=6, shuffled=False, twin=False, uneven="dies", seed=11)) == "right"
 
 
 @pytest.mark.parametrize("world", [

@@ -408,7 +408,7 @@ class Trainer:
 
     def _own_step(self, rank: int, ranks: range, step: int) -> int:
         """The trainer's step as this rank counts it."""
-        is_last = len(ranks) > 1 and rank == ranks[-1]
+        is_last = len(ranks) > 1 and rank == ranks[-1] and step > 0
         if is_last and self.world.has_no_common_step and len(ranks) != self.world.ranks:
             return 0  # it was another rank before
         if is_last and self.world.uneven == "epochs":

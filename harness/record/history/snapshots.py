@@ -141,15 +141,18 @@ class Snapshots:
             part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
             step = part.global_step(local_step) if part.after <= local_step else None
             begun = any(state.begun for state in of_ranks.values())
-            for key in self._keys(number, of_ranks):
+            for key in (*self._keys(number, of_ranks), *_other_keys(of_ranks)):
                 if step is not None:
                     self._add(key, step, begun and (number, local_step) in self.put_back)
                 elif 0 < local_step >= part.after:
                     self._unplaced.add(key)
         put_in = {each.global_step for each in own.with_state if (number, each.local_step - 1) in self.put_back}
+        lost = [execution for execution in own.with_state if execution.global_step is None]
         for name, before in (("parameters", 0), ("restored", 1)):
             for step, texts in _by_step(own.with_state, name, "global_step").items():
                 self._add(_over_ranks(texts), step - before, bool(before) and step in put_in)
+            after = {step - before: texts for step, texts in _by_step(lost, name, "local_step").items()}
+            self._unplaced |= {_over_ranks(texts) for step, texts in after.items() if step > 0}
 
     def _add(self, key: Hashable, step: int, was_put: bool) -> None:
         if was_put:
@@ -183,12 +186,32 @@ class Snapshots:
             found = set.intersection(*of_each)
         return tuple(sorted(found))
 
+    def others_began_with(self, number: int, after: int) -> Mapping[str, tuple[int, ...]]:
+        """By quantity ("moments" or "rng"): the known steps whose moments or random number generators are those with
+        which the attempt went on after `after` local steps. What was the same after several steps shows nothing."""
+        begun = {
+            state.event.rank or 0: state for state in self._states.get(number, ())
+            if state.begun and state.event.step == after
+        }  # fmt: skip
+        fitting = {key: self._fitting(key) for key in _other_keys(begun)}
+        found: dict[str, set[int]] = defaultdict(set)
+        for (quantity, _of), steps in fitting.items():
+            found[quantity] |= steps
+        return {quantity: tuple(steps) for quantity, steps in found.items() if len(steps) == 1}
+
     def _keys(self, number: int, of_ranks: Mapping[int, State]) -> list[Hashable]:
         """The keys of a state: of all its ranks together, and of each rank alone. Parts of which some are missing add
         up to no state."""
         sums = {rank: _parameters(state) for rank, state in of_ranks.items()}
         all_there = {state.event.rank or 0 for state in self._states.get(number, ())} <= sums.keys()
         return [_key(sums.values(), all_there), *((rank, _key([own])) for rank, own in sums.items())]
+
+
+def _other_keys(of_ranks: Mapping[int, State]) -> list[tuple[str, Hashable]]:
+    """The keys of the moments of all ranks together, and of the random number generators of each rank."""
+    moments = [_texts(of.sums.get("moments", {})) for of in of_ranks.values()]
+    found: list[tuple[str, Hashable]] = [("moments", _key(moments))] if any(moments) else []
+    return found + [("rng", (rank, frozenset(of.rng.items()))) for rank, of in of_ranks.items() if of.rng]
 
 
 def segment_at(segments: Sequence[Segment], local_step: int, mono_s: float) -> Segment:
@@ -200,6 +223,10 @@ def segment_at(segments: Sequence[Segment], local_step: int, mono_s: float) -> S
 def _parameters(state: State) -> Sums:
     """The check sums of the trained parameters. If no optimizer of torch trains any, of all parameters."""
     of = state.sums.get("parameters") or state.sums.get("frozen") or {}
+    return _texts(of)
+
+
+def _texts(of: StateSums) -> Sums:
     return {name: str(text) for name, (_kind, text) in of.items()}
 
 

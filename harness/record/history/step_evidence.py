@@ -31,6 +31,7 @@ from torchaos.harness.record.plan import numbered
 STATE, LOSSES = "the state itself", "the losses"
 PARTED, UNLIKE = "the later losses", "the losses of the same samples"
 OPTIMIZER, SCHEDULER, RATES = "the optimizer's own step counter", "the LR scheduler's counter", "the learning rates"
+MOMENTS, RNG = "the optimizer's moments", "the random number generators"
 RECORD, CONTENTS = "the loaded checkpoint", "the contents of the loaded checkpoint"
 NAME, FOREIGN = "the name of the loaded checkpoint", "the file of another run"
 SAMPLES, LOG = "the samples", "the job's log"
@@ -49,6 +50,8 @@ KINDS: Mapping[str, Kind] = {
     STATE: Kind("state", 16.0, "two steps had the same parameters to the bit"),
     LOSSES: Kind("losses", 8.0, "two steps had the same losses to the bit"),
     OPTIMIZER: Kind("optimizer", 4.5, "the counter was not restored, or was saved before or after the weights"),
+    MOMENTS: Kind("optimizer", 4.5, "they were saved before or after the weights"),
+    RNG: Kind("random numbers", 1.5, "they were restored from another step than the weights"),
     RECORD: Kind("file", 4.5, "the file was loaded for something else, or holds the state of an earlier step"),
     CONTENTS: Kind("file", 4.0, "as above, or the number counts something else"),
     NAME: Kind("file", 2.4, "as above, or the number counts something else"),
@@ -66,7 +69,7 @@ KINDS: Mapping[str, Kind] = {
 _MARGIN = 1.0  # the least weight between an answer and the next best one
 _ANEW = "anew"  # the group of all parts that stand at their beginning
 _COUNTERS = frozenset({OPTIMIZER, SCHEDULER, RATES})
-_PARTS = _COUNTERS | {LOG, SAMPLES}  # these begin anew if nothing restores them
+_PARTS = _COUNTERS | {LOG, SAMPLES, MOMENTS, RNG}  # these begin anew if nothing restores them
 _ANEW_WEIGHT = 0.9
 _ASSUMED = frozenset({START, UNSAVED, STRAIGHT})  # what is so unless something else is seen
 _MANY = 64  # fits; a witness with more names no candidates but its preferred one

@@ -192,9 +192,14 @@ class Placing:
 
     def _is_common(self, base: int, scene: Scene, witnesses: Sequence[Witness]) -> bool:
         """Whether the step `base` is one of all ranks: no rank shows another step, the ranks make their steps together,
-        and all made that step; or the first attempt goes straight on."""
+        and all made that step; or the first attempt goes straight on. The counter of a rank says more than its
+        samples, which may come again in each epoch."""
+        counted = {
+            rank for witness in witnesses if witness.name == OPTIMIZER and not witness.contradicts(base)
+            for rank in witness.ranks
+        }  # fmt: skip
         apart = [witness for witness in witnesses if set(witness.ranks) < scene.own.ranks]
-        if any(witness.name in _OF_RANKS and witness.contradicts(base) for witness in apart):
+        if any(each.name in _OF_RANKS and each.contradicts(base) and not {*each.ranks} <= counted for each in apart):
             return False
         if self.uneven != "at the end":
             return scene.alone and base == (scene.straight or 0)

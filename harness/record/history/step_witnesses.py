@@ -156,7 +156,7 @@ _FIRST_STATE = 0.2  # the trust in the state with which the job began
 def hear(scene: Scene) -> list[Witness]:
     """All witnesses of the base."""
     return [
-        *(_of_state(scene) or of_peers(scene)),
+        *(_of_state(scene) or of_peers(scene) or _of_other_state(scene)),
         *of_files(scene),
         *_of_counter(names.OPTIMIZER, scene, "opt_step", scene.ahead),
         *_of_counter(names.SCHEDULER, scene, "sched_step", None),
@@ -172,6 +172,13 @@ def _of_state(scene: Scene) -> list[Witness]:
     trust = _FIRST_STATE if found == (0,) and scene.straight is None else 1.0
     rests_on = "to the bit, its parameters were those after that step"
     return [Witness(names.STATE, found, rests_on, trust=trust)] if found else []
+
+
+def _of_other_state(scene: Scene) -> list[Witness]:
+    """The witnesses of the other state, if the parameters are those of no known step."""
+    kinds = {"moments": names.MOMENTS, "rng": names.RNG}
+    found = scene.snapshots.others_began_with(scene.number, scene.after)
+    return [Witness(kinds[what], steps, "to the bit, they were those after that step") for what, steps in found.items()]
 
 
 def _of_start(scene: Scene) -> list[Witness]:

@@ -34,6 +34,28 @@ _MOST = 2**62  # a number in a name or a file that is larger is no step
 Lines = list[tuple[float, int]]  # (mono_s, step)
 
 
+@dataclass(frozen=True)
+class _Returns:
+    """Where an attempt may have gone back, by the local steps that it had made before."""
+
+    places: Sequence[int]  # in order, with the start and the end of the attempt
+    loads: Mapping[int, Sequence[Load]]
+    again: Collection[int]  # where the state was recorded again
+    other: Collection[int]  # where that was the state of another step
+    unseen: bool  # no state of the attempt was recorded
+
+    def restored(self, place: int) -> bool:
+        return place in self.loads or place in self.again
+
+    def trust(self, place: int, alone: bool) -> float:
+        """The trust that the attempt simply goes on there. `alone`: it is the first attempt."""
+        if alone and self.unseen:
+            return _OWN_COUNT
+        if place in self.other or (not alone and (self.unseen or self.restored(place))):
+            return _LOADED if place in self.loads else _UNSEEN
+        return _RESTORED if self.restored(place) else 1.0
+
+
 @dataclass
 class Placing:
     """Places the attempts one after the other: gives their steps global numbers. Attempts that are placed already help
@@ -61,44 +83,57 @@ class Placing:
     def place(self, attempt: Attempt) -> Attempt:
         """The attempt with the base of each of its segments. Attempts must come in order."""
         own, placed_before = self.seen[attempt.number], len(self.placed)
+        returns = self._returns(attempt, own)
+        segments = self._segments(attempt, own, returns)
+        self.snapshots.add(attempt.number, segments, own[:0])
+        first = segments[0]
+        if first.base is not None and not any(self._earlier(attempt)) and (len(own) or attempt is self.found[0]):
+            self.foreign = [] if first.base else [load.path for load in whole_loads(returns.loads.get(0, []))]
+        self._calibrate(attempt)
+        self.saved += self._placed_saves(attempt.number, segments)
+        made = [steps_.placed.global_step for steps_ in self.placed[placed_before:]]
+        placed = [int(step) for steps_ in made if len(steps_) for step in (steps_.min(), steps_.max())]
+        return replace(
+            attempt, base=first.base, witnesses=first.witnesses, conflicts=first.conflicts, loaded=first.loaded,
+            first_step=min(placed, default=None), last_step=max(placed, default=None), segments=tuple(segments),
+        )  # fmt: skip
+
+    def _returns(self, attempt: Attempt, own: Executions) -> _Returns:
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         last = int(own.local_step.max(initial=0))
-        ends = own.last_of("rank")
-        end = dict(zip(ends.rank.tolist(), ends.local_step.tolist(), strict=True))
-        # A rank whose last step was over may still save with others.
-        saved = {
-            save.local_step for save in self.saves.get(attempt.number, ())
-            if any(end.get(rank, last) > save.local_step for rank in save.ranks)
-        }  # fmt: skip
         other, changed = self.snapshots.seen_again(attempt.number, own)
-        begun = self.snapshots.begun(attempt.number)
+        begun, kept = self.snapshots.begun(attempt.number), self.snapshots.kept(attempt.number)
         unseen = not self.snapshots.has(attempt.number, own)
         jumped = jumps(own, unseen)
-        again = other | ((begun | changed) - saved) | (changed & jumped)
+        again = other | ((begun | changed) - self._saved_at(attempt, own)) | (changed & jumped)
         again = {place for place in again if 0 < place < last}
         uncounted = unseen and np.isnan(own.column("opt_step")).all()
         elsewhere = parts_of(own, self._known(own)) if uncounted else set()
-        returns = [
+        places = [
             place for place in sorted((loads.keys() - {0}) | jumped | again | elsewhere)
             if place in again | elsewhere or place not in loads
             or may_begin(loads[place], at_step(own, place), at_step(own, place + 1), unseen)
         ]  # fmt: skip
-        segments = list[Segment]()
-        put_back = self.snapshots.put_back
-        put_back |= {
-            (attempt.number, place) for place in {*loads} | other | (begun - self.snapshots.kept(attempt.number))
-        }
-        for place, until in pairwise([0, *returns, last]):
-            alone = attempt is self.found[0]
-            restored = place in loads or place in again
-            trust = _RESTORED if restored else 1.0
-            if place in other or ((unseen or restored) and not alone):
-                trust = _LOADED if place in loads else _UNSEEN
-            if unseen and alone:
-                trust = _OWN_COUNT
-            part = self._segment(attempt, segments, place, until, loads.get(place, []), trust)
+        self.snapshots.put_back |= {(attempt.number, place) for place in {*loads} | other | (begun - kept)}
+        return _Returns([0, *places, last], loads, again, other, unseen)
+
+    def _saved_at(self, attempt: Attempt, own: Executions) -> set[int]:
+        """The local steps after which the attempt saved. A rank whose last step was over may still save with others."""
+        last, ends = int(own.local_step.max(initial=0)), own.last_of("rank")
+        end = dict(zip(ends.rank.tolist(), ends.local_step.tolist(), strict=True))
+        return {
+            save.local_step for save in self.saves.get(attempt.number, ())
+            if any(end.get(rank, last) > save.local_step for rank in save.ranks)
+        }  # fmt: skip
+
+    def _segments(self, attempt: Attempt, own: Executions, returns: _Returns) -> list[Segment]:
+        """The segments of the attempt. Places its steps, and adds its states to the snapshots."""
+        segments, placed_before, alone = list[Segment](), len(self.placed), attempt is self.found[0]
+        for place, until in pairwise(returns.places):
+            trust = returns.trust(place, alone)
+            part = self._segment(attempt, segments, place, until, returns.loads.get(place, []), trust)
             straight = segments[-1].global_step(place) if segments else None
-            goes_back = unseen or restored or part.is_done_again(straight)
+            goes_back = returns.unseen or returns.restored(place) or part.is_done_again(straight)
             warmed_up = self._only_warmed_up(segments, part)
             if goes_back and straight is not None and straight != part.base:
                 logged_on = self._logged_on(attempt, segments[-1].after, place, until)
@@ -111,23 +146,12 @@ class Placing:
                     del self.placed[placed_before:]
                     segments.clear()
                 segments.append(part)
-                put_back.discard((attempt.number, place))
+                self.snapshots.put_back.discard((attempt.number, place))
             elif alone:
                 self.went_on.add(place)
             self._put(own, place, until, segments[-1])
             self.snapshots.add(attempt.number, segments, self.placed[-1], until)
-        self.snapshots.add(attempt.number, segments, own[:0])
-        first = segments[0]
-        if first.base is not None and not any(self._earlier(attempt)) and (len(own) or attempt is self.found[0]):
-            self.foreign = [] if first.base else [load.path for load in whole_loads(loads.get(0, []))]
-        self._calibrate(attempt)
-        self.saved += self._placed_saves(attempt.number, segments)
-        made = [steps_.placed.global_step for steps_ in self.placed[placed_before:]]
-        placed = [int(step) for steps_ in made if len(steps_) for step in (steps_.min(), steps_.max())]
-        return replace(
-            attempt, base=first.base, witnesses=first.witnesses, conflicts=first.conflicts, loaded=first.loaded,
-            first_step=min(placed, default=None), last_step=max(placed, default=None), segments=tuple(segments),
-        )  # fmt: skip
+        return segments
 
     def _segment(
         self, attempt: Attempt, before: Sequence[Segment], place: int, until: int, loads: Sequence[Load], trust: float

@@ -47,7 +47,7 @@ class Resumes:
         return replace(finding, measured={**measured, **finding.measured}, bound=bound)
 
     def _worst(self) -> Finding:
-        found = [replace(self._of(resume), at_s=_first_s(self._run, resume)) for resume in self._found]
+        found = [self._of(resume) for resume in self._found]
         by_outcome = sorted(found, key=lambda one: ("failed", "inconclusive", "passed").index(one.outcome.value))
         if len(found) == 1 or by_outcome[0].outcome is not Outcome.PASSED:
             return by_outcome[0]
@@ -56,98 +56,156 @@ class Resumes:
         return replace(costliest, reason=f"{many}: {costliest.reason}")
 
     def _of(self, resume: Resume) -> Finding:
-        run, attempt, base = self._run, resume.attempt, resume.attempt.base
-        if base is None:
-            return inconclusive(why_unplaced(run, (attempt.number,)))
-        lost = _redone(resume)
-        begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
-        if resume.best and base < resume.best.step and not _is_newest(run, resume):
-            read = any(load.ok and load.attempt == attempt.number and load.path in resume.best.paths
-                       for load in run.history.loads)  # fmt: skip
-            if resume.best.late and (read or _loaded(run, resume) is None):
-                blind = "no load of a checkpoint was seen in it"
-                if read:
-                    blind = f"it loaded {name_of(resume.best.path)}"
-                elif attempt.loaded:
-                    blind = f"the save of {name_of(attempt.loaded)}, which it loaded, was not seen"
-                return inconclusive(
-                    f"attempt {attempt.number} {begun}, and {blind}. Training went on while "
-                    f"{name_of(resume.best.path)} was saved, so it may hold the state of an earlier step than "
-                    f"{resume.best.step}"
-                )
-            needless = f"{counted(resume.best.step - base, 'step', 'was/were')} lost needlessly"
-            its = f"the checkpoint of step {resume.best.step} ({name_of(resume.best.path)})"
-            cause = _cause(run, resume, resume.best, base)
-            was = "had been" if cause == _NOT_KNOWN or _NOT_THERE in cause else "was already"
-            return failed(
-                f"attempt {attempt.number} {begun}: {its} had been complete, but {gone}: {needless}."
-                if (gone := _gone(run, resume, resume.best))
-                else f"attempt {attempt.number} {begun}, although {its} {was} complete: {needless}. {cause}"
-                f"{_then_destroyed(run, resume, resume.best)}",
-                base=base, newest=resume.best.step, needless=resume.best.step - base,
-            )  # fmt: skip
-        if other := apart(attempt):
-            return _of_several(begun, attempt.number, replace(other, rests_on=_in_short(run, other.rests_on)))
-        if self._allowed is not None and lost > self._allowed:
-            return failed(f"attempt {attempt.number} {begun}: {self._many(lost)}")
-        if resume.newer and base < resume.newer.step:
-            lacks, gone = ", ".join(resume.newer.lacks), numbered("node", resume.newer.gone)
-            state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
-            why = f"{state}, and nothing shows whether the job had finished that save"
-            if resume.newer.gone:
-                why = f"its files on the local disk of {gone} were gone, and whether copies were left is not known"
-            doubt = f", which may have been incomplete: {why}"
-            if resume.newer.upon:
-                doubt = f", which may build upon {resume.newer.upon}, and that was damaged"
-            if resume.newer.elsewhere:
-                doubt = f" in {posixpath.dirname(checkpoint_of(resume.newer.path))}: no resume loaded one from there"
-            return inconclusive(
-                f"attempt {attempt.number} {begun}, and not from the newer checkpoint of step {resume.newer.step} "
-                f"({name_of(resume.newer.path)}){doubt}"
-            )
-        seen = max((one for one in (resume.best, resume.newer) if one), key=lambda one: one.step, default=None)
-        if base == resume.reached and not attempt.conflicts and (resume.best is None or resume.best.step < base):
-            return passed(
-                f"attempt {attempt.number} went on from step {base}, the highest step that had been done: no step was "
-                "done again",
-                base=base,
-            )  # fmt: skip
-        if seen and seen.step < base and attempt.loaded is None:
-            return inconclusive(
-                f"attempt {attempt.number} {begun}, from a source that was not seen. The newest checkpoint that was "
-                f"seen is of step {seen.step} ({name_of(seen.path)}): whether one of a later step than {base} was "
-                "there is not known"
-            )
-        if self._allowed is not None and attempt.loaded is None and _has_no_files(run):
-            return passed(
-                f"attempt {attempt.number} {begun} after step {resume.reached} had been done: "
-                f"{self._many(lost)}. No file was seen to hold a checkpoint, so whether a newer copy was in memory is "
-                "not known",
-                base=base,
-            )  # fmt: skip
-        if resume.best is None and base == 0 and _all_were_seen(run):
-            return passed(
-                f"no checkpoint was complete when attempt {attempt.number} was started: it had to begin from scratch",
-                base=0,
-            )  # fmt: skip
-        if resume.best is None:
-            return inconclusive(
-                f"attempt {attempt.number} {begun}, and no checkpoint was seen to be complete before it{_unseen(run)}"
-            )
-        if newer := _newer_unseen(run, base, resume.reached):
-            return inconclusive(
-                f"attempt {attempt.number} {begun}; {newer.at} is there at the end, and its save was not seen: nothing "
-                "shows whether it was there when the attempt began"
-            )
-        return passed(
-            f"attempt {attempt.number} went on from step {base}, the newest complete checkpoint, after step "
-            f"{resume.reached} had been done",
-            base=base, newest=resume.best.step,
+        return replace(_OneResume(self._run, resume, self._allowed).finding(), at_s=_first_s(self._run, resume))
+
+
+class _OneResume:
+    """One resume: questions in a row, of which the first that has an answer makes the finding."""
+
+    def __init__(self, run: Record, resume: Resume, allowed: int | None) -> None:
+        self._run, self._resume, self._allowed = run, resume, allowed
+        self._attempt, self._base = resume.attempt, resume.attempt.base or 0
+        scratch = self._base == 0 and self._attempt.loaded is None
+        begun = "started from scratch" if scratch else f"went on from step {self._base}"
+        self._begun = f"attempt {self._attempt.number} {begun}"
+
+    def finding(self) -> Finding:
+        if self._attempt.base is None:
+            return inconclusive(why_unplaced(self._run, (self._attempt.number,)))
+        questions = (
+            self._older_than_the_newest, self._ranks_apart, self._more_than_allowed, self._perhaps_newer,
+            self._nothing_again, self._from_elsewhere, self._without_files, self._no_checkpoint, self._newer_unseen,
+        )  # fmt: skip
+        return next(filter(None, (ask() for ask in questions)), None) or passed(
+            f"attempt {self._attempt.number} went on from step {self._base}, the newest complete checkpoint, after "
+            f"step {self._resume.reached} had been done",
+            base=self._base, newest=self._best.step,
         )  # fmt: skip
 
-    def _many(self, lost: int) -> str:
+    @property
+    def _best(self) -> SavedCheckpoint:
+        assert self._resume.best is not None  # `_no_checkpoint` was asked before
+        return self._resume.best
+
+    def _older_than_the_newest(self) -> Finding | None:
+        """Whether it went on from an older checkpoint, although a newer one was complete."""
+        run, resume, best = self._run, self._resume, self._resume.best
+        if not best or self._base >= best.step or _is_newest(run, resume):
+            return None
+        if best.late and (blind := self._why_late_is_unclear(best)):
+            return inconclusive(
+                f"{self._begun}, and {blind}. Training went on while {name_of(best.path)} was saved, so it may hold "
+                f"the state of an earlier step than {best.step}"
+            )
+        needless = f"{counted(best.step - self._base, 'step', 'was/were')} lost needlessly"
+        its = f"the checkpoint of step {best.step} ({name_of(best.path)})"
+        if gone := _gone(run, resume, best):
+            reason = f"{self._begun}: {its} had been complete, but {gone}: {needless}."
+        else:
+            cause = _cause(run, resume, best, self._base)
+            was = "had been" if cause == _NOT_KNOWN or _NOT_THERE in cause else "was already"
+            destroyed = _then_destroyed(run, resume, best)
+            reason = f"{self._begun}, although {its} {was} complete: {needless}. {cause}{destroyed}"
+        return failed(reason, base=self._base, newest=best.step, needless=best.step - self._base)
+
+    def _why_late_is_unclear(self, best: SavedCheckpoint) -> str:
+        """A clause that says why the step of a checkpoint is not known that was saved while training went on. Empty if
+        the attempt loaded another one, whose save was seen."""
+        if any(load.ok and load.attempt == self._attempt.number and load.path in best.paths
+               for load in self._run.history.loads):  # fmt: skip
+            return f"it loaded {name_of(best.path)}"
+        if _loaded(self._run, self._resume) is not None:
+            return ""
+        if self._attempt.loaded:
+            return f"the save of {name_of(self._attempt.loaded)}, which it loaded, was not seen"
+        return "no load of a checkpoint was seen in it"
+
+    def _ranks_apart(self) -> Finding | None:
+        """Whether some ranks went on from another step."""
+        other = apart(self._attempt)
+        if not other:
+            return None
+        short = replace(other, rests_on=_in_short(self._run, other.rests_on))
+        return _of_several(self._begun, short)
+
+    def _more_than_allowed(self) -> Finding | None:
+        if self._allowed is None or _redone(self._resume) <= self._allowed:
+            return None
+        return failed(f"{self._begun}: {self._bounded()}")
+
+    def _perhaps_newer(self) -> Finding | None:
+        """Whether there was a newer checkpoint that may have been incomplete."""
+        newer = self._resume.newer
+        if not newer or self._base >= newer.step:
+            return None
+        lacks, gone = ", ".join(newer.lacks), numbered("node", newer.gone)
+        state = f"it lacks {lacks}, which most checkpoints have" if lacks else "its files had been written"
+        why = f"{state}, and nothing shows whether the job had finished that save"
+        if newer.gone:
+            why = f"its files on the local disk of {gone} were gone, and whether copies were left is not known"
+        doubt = f", which may have been incomplete: {why}"
+        if newer.upon:
+            doubt = f", which may build upon {newer.upon}, and that was damaged"
+        if newer.elsewhere:
+            doubt = f" in {posixpath.dirname(checkpoint_of(newer.path))}: no resume loaded one from there"
+        return inconclusive(
+            f"{self._begun}, and not from the newer checkpoint of step {newer.step} ({name_of(newer.path)}){doubt}"
+        )
+
+    def _nothing_again(self) -> Finding | None:
+        best = self._resume.best
+        if self._base != self._resume.reached or self._attempt.conflicts or (best and best.step >= self._base):
+            return None
+        return passed(
+            f"{self._begun}, the highest step that had been done: no step was done again",
+            base=self._base,
+        )  # fmt: skip
+
+    def _from_elsewhere(self) -> Finding | None:
+        """Whether it went on from a later step than that of any checkpoint that was seen."""
+        known = [one for one in (self._resume.best, self._resume.newer) if one]
+        seen = max(known, key=lambda one: one.step, default=None)
+        if not seen or seen.step >= self._base or self._attempt.loaded is not None:
+            return None
+        return inconclusive(
+            f"{self._begun}, from a source that was not seen. The newest checkpoint that was seen is of step "
+            f"{seen.step} ({name_of(seen.path)}): whether one of a later step than {self._base} was there is not known"
+        )
+
+    def _without_files(self) -> Finding | None:
+        if self._allowed is None or self._attempt.loaded is not None or not _has_no_files(self._run):
+            return None
+        return passed(
+            f"{self._begun} after step {self._resume.reached} had been done: {self._bounded()}. No file was seen to "
+            "hold a checkpoint, so whether a newer copy was in memory is not known",
+            base=self._base,
+        )
+
+    def _no_checkpoint(self) -> Finding | None:
+        if self._resume.best is not None:
+            return None
+        if self._base == 0 and _all_were_seen(self._run):
+            return passed(
+                f"no checkpoint was complete when attempt {self._attempt.number} was started: it had to begin from "
+                "scratch",
+                base=0,
+            )
+        return inconclusive(
+            f"{self._begun}, and no checkpoint was seen to be complete before it{_unseen(self._run)}"
+        )  # fmt: skip
+
+    def _newer_unseen(self) -> Finding | None:
+        newer = _newer_unseen(self._run, self._base, self._resume.reached)
+        if not newer:
+            return None
+        return inconclusive(
+            f"{self._begun}; {newer.at} is there at the end, and its save was not seen: nothing shows whether it was "
+            "there when the attempt began"
+        )
+
+    def _bounded(self) -> str:
         allowed = f"{self._allowed} {'is' if self._allowed == 1 else 'are'} allowed"
-        return f"{counted(lost, 'step', 'was/were')} lost, and {allowed}"
+        return f"{counted(_redone(self._resume), 'step', 'was/were')} lost, and {allowed}"
 
 
 def beside_replicas(run: Record) -> Finding | None:
@@ -189,16 +247,16 @@ def _in_short(run: Record, words: str) -> str:
     return words.replace(f"{root}/", "") if root else words
 
 
-def _of_several(begun: str, attempt: int, other: Apart) -> Finding:
+def _of_several(begun: str, other: Apart) -> Finding:
     ranks = numbered("rank", other.ranks)
     if other.sure:
         return failed(
-            f"attempt {attempt} {begun}, but {ranks} from step {other.step}, as the optimizer's counter confirms: "
+            f"{begun}, but {ranks} from step {other.step}, as the optimizer's counter confirms: "
             f"{other.rests_on}. The state of the job is not of one step",
             ranks=list(other.ranks), base=other.step,
         )  # fmt: skip
     return inconclusive(
-        f"attempt {attempt} {begun}, and {ranks} loaded a checkpoint of step {other.step}: no counter of an optimizer "
+        f"{begun}, and {ranks} loaded a checkpoint of step {other.step}: no counter of an optimizer "
         "shows whether the state of the other ranks replaced it"
     )
 

@@ -11,9 +11,9 @@ from torchaos.plugin.analysis import Slowness
 
 @dataclass(frozen=True)
 class StragglerTolerated(Assertion):
-    """While faults were on, steps took on average at most `ratio` times as long as the twin's. Inconclusive if the
-    twin's own steps vary by more than that. Also inconclusive if run and twin differed in speed before the fault, and
-    this difference would change the verdict."""
+    """While faults were on, steps took on average at most `ratio` times as long as the twin's; steps in which a
+    checkpoint was saved are left out. Inconclusive if the twin's own steps vary by more than that. Also inconclusive if
+    run and twin differed in speed before the fault, and this difference would change the verdict."""
 
     name = "straggler_tolerated"
     harm = Harm.SLOW

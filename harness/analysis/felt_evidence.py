@@ -16,7 +16,7 @@ import numpy as np
 
 from torchaos.harness.analysis.ending import ABORT, aborts_at_exit
 from torchaos.harness.interfaces import Evidence
-from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Executions
@@ -34,8 +34,9 @@ def died(record: Record, fault: str, *codes: int) -> Evidence | None:
 
 def broke_off(record: Record, fault: str) -> Evidence | None:
     """Evidence that the job caught an exception and could not go on as before. After each landing, and before a further
-    step of the rank that was hit, the job loaded a checkpoint again and went on from there; or the log showed a known
-    error after no rank had ended a step for a long time. The agents of the other ranks saw it, too."""
+    step of the rank that was hit, the job loaded a checkpoint again and went on from there; or the rank ended with exit
+    code 0 in the middle of a step; or the log showed a known error after no rank had ended a step for a long time. The
+    agents of the other ranks, or the kernel, saw it, too."""
     found = [_break(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     proofs = [proof for proof in found if proof is not None]
     if not proofs or len(proofs) < len(found):
@@ -44,6 +45,7 @@ def broke_off(record: Record, fault: str) -> Evidence | None:
 
 
 _LONG = (1.0, 10.0)  # seconds, usual steps
+_WITHIN = (Phase.BACKWARD, Phase.OPTIMIZER)  # a job that has got so far wants to end the step
 
 
 def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
@@ -61,6 +63,9 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
     if back and loads and back.base is not None and reached is not None and back.base <= reached:
         did = "put back a state that it had kept in memory" if back.in_memory else "loaded a checkpoint again"
         return f"the job {did}, and went on from step {back.base} after step {reached}", loads[0]
+    end = _after(record.of_kind(*_EXITS), hit)
+    if end and not len(own) and hit.data["phase"] in _WITHIN and end.data.get("exit_code") == 0:
+        return f"pid {hit.data['pid']} ended with exit code 0 in the middle of a step ({hit.data['phase']})", end
     for told in record.of_kind(Kind.LOG_CAUSE):
         if told.attempt == hit.attempt and hit.mono_s < told.mono_s < next_s:
             until = steps.mono_s[steps.mono_s <= told.mono_s]

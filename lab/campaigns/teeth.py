@@ -1,8 +1,9 @@
 """Runs each ready scenario as it is, and with the defects and changes that it must fail.
 
     python lab/campaigns/teeth.py [--only FAMILY/NAME ...] [--family FAMILY ...] [--kind as-is|teeth]
-                                 [--out DIR] [--minutes M] [--write PAGE ...]
+                                 [--missing PAGE] [--out DIR] [--minutes M] [--write PAGE ...]
 
+--missing leaves out what has its right result on the page.
 Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
 continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
 --write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md). What was
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], metavar="FAMILY/NAME")
     parser.add_argument("--family", action="append", default=[])
     parser.add_argument("--kind", choices=("as-is", "teeth"))
+    parser.add_argument("--missing", type=Path, metavar="PAGE", help="run only what has no right result on this page")
     parser.add_argument("--out", type=Path, default=Path("teeth"), help="results and run directories")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after that time")
     parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write the tables into these pages")
@@ -41,7 +43,8 @@ def main() -> int:
     ]  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
     results, end_s = options.out / "results.jsonl", time.monotonic() + 60 * options.minutes
-    for name, tooth in due(names, options.kind, read(results)):
+    known = on_page(options.missing) if options.missing else []
+    for name, tooth in due(names, options.kind, [*known, *read(results)]):
         if time.monotonic() > end_s:
             break
         bite = teeth.bite(name, tooth, options.out / "runs")

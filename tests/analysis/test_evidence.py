@@ -68,10 +68,10 @@ def test_all_that_were_hit_have_to_be_seen_stopped(
         assert found.events == (("probe", 20_000), ("probe", 20_001))
 
 
-@pytest.mark.parametrize(("code", "proof"), [(1, True), (75, True), (-15, True), (0, False), (-9, False)])
+@pytest.mark.parametrize(("code", "proof"), [(1, True), (75, True), (-15, True), (-9, False)])
 def test_a_rank_that_raised_may_be_ended_by_torchelastic(trainer: Any, code: int, proof: bool) -> None:
-    """It saves before it ends, and another rank ends first: SIGTERM comes then. A rank that ended well bore the fault,
-    and so did one that made another step."""
+    """It saves before it ends, and another rank ends first: SIGTERM comes then. One that made another step bore the
+    fault."""
     run = trainer(kills=[(18, 1)]).record()
     hit = next(run.of_kind(Kind.APPLYING))
     told = replace(run, events=tuple(
@@ -82,6 +82,23 @@ def test_a_rank_that_raised_may_be_ended_by_torchelastic(trainer: Any, code: int
     step = next(e for e in run.of_kind(Kind.STEP) if e.source == hit.source)
     later = replace(step, seq=10_000, mono_s=hit.mono_s + 1e-4)
     assert Raise().felt(replace(told, events=(*told.events, later)), hit.data["fault"]) is None
+
+
+@pytest.mark.parametrize(("phase", "proof"), [("backward", True), ("forward", False), ("checkpoint_write", False)])
+def test_a_rank_that_hides_its_error_and_ends_in_the_middle_of_a_step_felt_it(
+    trainer: Any, phase: str, proof: bool
+) -> None:
+    """With exit code 0, as if it had done its work. Between two steps, that may be so: the step was not begun."""
+    run = trainer(kills=[(18, 1)]).record()
+    hit = next(run.of_kind(Kind.APPLYING))
+    own = [e for e in run.of_kind(Kind.RANK_EXITED, Kind.ELASTIC_FAILURE) if e.data.get("pid") == hit.data["pid"]]
+    events = [
+        replace(e, data={**e.data, "phase": phase}) if e is hit
+        else replace(e, data={**e.data, "exit_code": 0}) if e in own else e for e in run.events
+    ]  # fmt: skip
+    found = Raise().felt(replace(run, events=tuple(events)), hit.data["fault"])
+    assert (found is not None) is proof
+    assert found is None or found.what.endswith("ended with exit code 0 in the middle of a step (backward)")
 
 
 @pytest.mark.parametrize("blind", [False, True])

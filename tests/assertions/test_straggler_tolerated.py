@@ -17,8 +17,9 @@ from torchaos.harness.record.plan import After, PlannedFault
 FIRST, LAST = 12, 20  # steps during which the fault is on
 
 
-def stretched(run: Any, seconds: Callable[[int], float], fault: bool = True) -> Any:
-    """The run with steps of other lengths (global step -> seconds), and a fault between two of them."""
+def stretched(run: Any, seconds: Callable[[int], float], fault: bool = True, saves: bool = False) -> Any:
+    """The run with steps of other lengths (global step -> seconds), and a fault between two of them. `saves`: it saves,
+    which takes no time that `seconds` does not have."""
     events: list[Event] = []
     for one in run.events:
         if one.kind is Kind.STEP:
@@ -30,13 +31,19 @@ def stretched(run: Any, seconds: Callable[[int], float], fault: bool = True) -> 
             if fault and (one.step, one.rank) == (LAST, 1):
                 healed = {"fault": "slow", "verified": True}
                 events.append(Event(Kind.ROLLED_BACK, "harness", 5001, 0.0, at + 1e-5, None, None, None, healed))
-        elif one.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END):
+        elif one.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END):
+            at = 200.0 + sum(seconds(step) for step in range(1, (one.step or 0) + 1)) + 2e-6
+            events += [replace(one, mono_s=at)] * saves
+        else:
             events.append(replace(one, mono_s=one.mono_s + (1000.0 if one.kind is Kind.RANK_EXITED else 0.0)))
     return replace(run, events=tuple(sorted(events, key=lambda event: event.mono_s)))
 
 
-def judge(trainer: Any, own: Callable[[int], float], twin: Callable[[int], float], ratio: float = 1.5) -> Finding:
-    run, calm = stretched(trainer().record(), own), stretched(trainer().record(), twin, fault=False)
+def judge(
+    trainer: Any, own: Callable[[int], float], twin: Callable[[int], float], ratio: float = 1.5, saves: bool = False
+) -> Finding:
+    run = stretched(trainer().record(), own, saves=saves)
+    calm = stretched(trainer().record(), twin, fault=False, saves=saves)
     return StragglerTolerated(ratio).judge(run, [calm])
 
 
@@ -114,6 +121,32 @@ def test_a_run_that_was_faster_before_must_keep_the_bound_without_that(trainer: 
     """The twin was made on a busy machine: steps of 1.2 times its length are 1.7 times what they had been."""
     finding = judge(trainer, lambda step: 0.12 if FIRST <= step <= LAST else 0.07, even)
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+@pytest.mark.parametrize("factor", [1.2, 3.0])
+def test_the_first_save_of_the_twin_is_not_its_pace(trainer: Any, factor: float) -> None:
+    """It takes much longer than all steps before it, as modules are imported for it and no file is in the page cache
+    yet. Neither the noise nor the speed before the fault is measured by it, and a save while the fault is on is not its
+    effect either."""
+
+    def twin(step: int) -> float:
+        return 3.0 if step == 6 else 0.3 if step % 5 == 1 else 0.1
+
+    finding = judge(trainer, lambda step: 0.5 if step % 5 == 1 else on(factor)(step), twin, saves=True)
+    assert finding.outcome is (Outcome.FAILED if factor > 1.5 else Outcome.PASSED), finding.reason
+    assert finding.measured["before"] == pytest.approx([1.0, 1.0], abs=0.01)
+    assert finding.measured["left_out"] == 2  # steps 16 and 21, which was just beginning
+    assert finding.reason.endswith("Left out: 2 steps in which a checkpoint was saved.")
+
+
+def test_a_job_that_saves_in_each_step_is_compared_as_it_is(trainer: Any) -> None:
+    """There is no step without a save."""
+    finding = StragglerTolerated(1.5).judge(
+        stretched(trainer(every=1).record(), on(3.0), saves=True),
+        [stretched(trainer(every=1).record(), even, fault=False, saves=True)],
+    )
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "left_out" not in finding.measured
 
 
 def test_without_a_twin_it_is_inconclusive(trainer: Any) -> None:

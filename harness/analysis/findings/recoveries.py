@@ -135,7 +135,8 @@ Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global 
 @dataclass(frozen=True)
 class Slowness:
     """Compares the step times of a run with the twins', while faults were on. `ratio`: a step may on average take this
-    many times as long as the twin's."""
+    many times as long as the twin's. Steps in which a checkpoint was saved are left out: the first save of a job may
+    take longer than all steps before it, and differs from run to run."""
 
     ratio: float
 
@@ -150,7 +151,8 @@ class Slowness:
             return unhit("no fault landed, so there was nothing to tolerate")
         ends = {key: over_s for key, over_s, _attempt in _ends(run.history)}
         slow = {key for key in own if any(a < ends[key] and ends[key] - own[key] < b for a, b in spans)}
-        usual = {key: median(found) for key in own if (found := [times[key] for times in calm if key in times])}
+        usual: Times = {key: median(found) for key in own if (found := [times[key] for times in calm if key in times])}
+        usual, left_out = _without_saves(usual, slow, (run, *twins))
         shared, first = slow & usual.keys(), min(a for a, _ in spans)
         if not shared:
             return inconclusive("no step that was done while the fault was on has a counterpart in the twin")
@@ -158,7 +160,11 @@ class Slowness:
         doubt = self._doubt(own, usual, before, len({step for step, _ in shared}))
         if doubt:
             return inconclusive(doubt)
-        return self._compare(own, usual, shared, before)
+        told = self._compare(own, usual, shared, before)
+        if not left_out:
+            return told
+        without = f" Left out: {_steps(left_out)} in which a checkpoint was saved."
+        return replace(told, reason=told.reason + without, measured={**told.measured, "left_out": left_out})
 
     def _doubt(self, own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> str | None:
         """Why the step times can't be compared. None if they can."""
@@ -170,8 +176,8 @@ class Slowness:
             return f"the twin's own steps vary by a factor of {worst:.2f}, so this bound decides nothing"
         if len({step for step, _ in before}) < _CALM:
             return (
-                f"fewer than {_CALM} steps lie before the fault, so it is not known whether run and twin were equally "
-                "fast"
+                f"fewer than {_CALM} steps that can be compared lie before the fault, so it is not known whether run "
+                "and twin were equally fast"
             )
         already = _ratio(own, usual, before)
         if not 1 / self.ratio <= already <= self.ratio:
@@ -198,7 +204,7 @@ class Slowness:
             return failed(f"{what}; {self.ratio:g} times are allowed.", **measured)
         return inconclusive(
             f"{what}. But before the fault, steps already took {already:.2f} times as long as in the twin, and up to "
-            f"{worst_before:.2f} times: how much of this was the fault's is not known",
+            f"{worst_before:.2f} times: how much of this was the fault's is not known.",
             **measured,
         )  # fmt: skip
 
@@ -212,6 +218,17 @@ def step_times(history: History) -> Times:
         for (step, rank), (over_s, attempt) in found.items()
         if (last := found.get((step - 1, rank))) is not None and last[1] == attempt and over_s > last[0]
     }
+
+
+def _without_saves(usual: Times, slow: set[tuple[int, int]], records: Sequence[Record]) -> tuple[Times, int]:
+    """The times of the steps in which nobody began a save, and how many slow steps are left out. All times if no slow
+    step would be left: a job may save in each step."""
+    saves = [save for record in records for save in record.history.saves]
+    done = {save.global_step if save.begun_step is None else save.begun_step for save in saves}
+    rest = {(step, rank): usual[step, rank] for step, rank in usual if step - 1 not in done}
+    if not slow & rest.keys():
+        return usual, 0
+    return rest, len({step for step, _ in slow & usual.keys()} - {step for step, _ in rest})
 
 
 def _ends(history: History) -> Iterator[tuple[tuple[int, int], float, int]]:

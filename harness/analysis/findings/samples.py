@@ -149,23 +149,11 @@ def _against(
     ours, theirs, early = (table.without_ranks(stages) for table in (ours, theirs, early))
     if len(Both.of(ours, theirs).apart) and are_copied(theirs):  # the stages of a pipeline may be divided anew
         ours, theirs, early = (without_copies(table) for table in (ours, theirs, early))
-    doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
-    whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
-    seen = [step for step in whole if all_known(early[step]) and all_known(theirs[step])]
-    invalid = next((step for step in seen if not are_same(early[step], theirs[step])), None)
-    if invalid is not None:
-        return inconclusive(
-            "the twin can't be compared with this run: other samples were consumed already before any fault, first in "
-            f"step {invalid}. Give the job a fixed seed.",
-            step=invalid,
-        )
+    if invalid := _differ_already(early, theirs):
+        return invalid
     silent = _without_samples(ours, theirs) if not blind else []
     ours, theirs = (table.without(silent) if silent else table for table in (ours, theirs))
-    unseen, by_sum = None, are_summed(ours, theirs)
-    contents = partial(in_order, by_sum=by_sum)
-    times = cache(lambda: Counter(map(contents, theirs.values())))
     other = not_surely_same(ours, theirs)
-    computed, rounded, words = Computed(history, ours, theirs), list[int](), ""
     if not blind and _had_no_effect(ours, theirs, other):
         return passed(
             f"in {_steps(other)} the data loader handed out other batches than in the twin, and losses and parameters "
@@ -173,6 +161,55 @@ def _against(
             f"The samples of the other {counted(len(ours) - len(other), 'step')} were consumed exactly as in the twin",
             samples=_total(ours.without(other)), skipped=0, repeated=0, not_compared=len(other),
         )  # fmt: skip
+    rounded: dict[int, str] = {}
+    if odd := _first_odd(history, ours, theirs, blind, rounded):
+        return odd
+    if rounded:
+        return passed(
+            f"the samples of {len(ours) - len(rounded)} steps were consumed exactly as in the twin. The samples of "
+            f"{_steps([*rounded])} {next(iter(rounded.values()))}, from parameters that differ by rounding, so that "
+            "their digests can't be compared. The losses agree except for rounding",
+            samples=_total(ours.without(rounded)), skipped=0, repeated=0, not_compared=len(rounded),
+        )  # fmt: skip
+    total, spared = _total(ours), ", ".join(map(str, sorted(stages)))
+    left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
+    exactly = "given to the job as in the twin" if made else "consumed exactly as in the twin"
+    return passed(
+        f"all {total} samples of {len(ours)} steps were {exactly}: none of them skipped or repeated"
+        f"{f'; but {made}' if made else ''}"
+        f"{left_out if stages else ''}"
+        f"{f'; in {_steps(silent)}, no sample is seen in the twin either' if silent else ''}"
+        f"{f'. {ONE_SUM.capitalize()}; these sums are equal' if are_summed(ours, theirs) else ''}",
+        samples=total, skipped=0, repeated=0,
+    )  # fmt: skip
+
+
+def _differ_already(early: StepTable, theirs: StepTable) -> Finding | None:
+    """Whether a step before the first fault (`early`) consumed other samples than in the twin, which is then none."""
+    doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
+    whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
+    seen = [step for step in whole if all_known(early[step]) and all_known(theirs[step])]
+    invalid = next((step for step in seen if not are_same(early[step], theirs[step])), None)
+    if invalid is None:
+        return None
+    return inconclusive(
+        "the twin can't be compared with this run: other samples were consumed already before any fault, first in "
+        f"step {invalid}. Give the job a fixed seed.",
+        step=invalid,
+    )
+
+
+def _first_odd(
+    history: History, ours: StepTable, theirs: StepTable, blind: Collection[int], rounded: dict[int, str]
+) -> Finding | None:  # fmt: skip
+    """The finding about the first step that consumed other samples than in the twin; if there is none, about the first
+    step of which that is not known. Adds to `rounded` the steps whose samples differ by rounding, because the job
+    computes them, each with a clause about it."""
+    by_sum, unseen = are_summed(ours, theirs), None
+    contents = partial(in_order, by_sum=by_sum)
+    times = cache(lambda: Counter(map(contents, theirs.values())))
+    computed = Computed(history, ours, theirs)
+    other = not_surely_same(ours, theirs)
     for step in sorted({*other, *(step for step in blind if step in ours or step in theirs)}):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
         if step in blind or not (all_known(mine) and all_known(twins)):
@@ -181,32 +218,12 @@ def _against(
             follows = computed.follows(step)
             alike = not follows and computed.are_named_alike(step)
             if (follows or alike) and (is_rounding := computed.may_be_rounded(step)) is not None:
-                words = words or in_words(alike)
-                rounded += [step]
-                unseen = unseen or (None if is_rounding else _unclear(step, words))
+                rounded[step] = in_words(alike)
+                unseen = unseen or (None if is_rounding else _unclear(step, rounded[step]))
                 continue
             differ = differ_somehow(ours, theirs, step) if by_sum else differs(history, ours, theirs, step)
             return _uneven(theirs) or (other_inputs(step, computed.are_few) if follows else differ)
-    if rounded and not unseen:
-        total = _total(ours.without(rounded))
-        return passed(
-            f"the samples of {len(ours) - len(rounded)} steps were consumed exactly as in the twin. The samples of "
-            f"{_steps(rounded)} {words}, from parameters that differ by rounding, so that their digests can't be "
-            "compared. The losses agree except for rounding",
-            samples=total, skipped=0, repeated=0, not_compared=len(rounded),
-        )  # fmt: skip
-    total = _total(ours)
-    spared = ", ".join(map(str, sorted(stages)))
-    left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
-    exactly = "given to the job as in the twin" if made else "consumed exactly as in the twin"
-    return unseen or passed(
-        f"all {total} samples of {len(ours)} steps were {exactly}: none of them skipped or repeated"
-        f"{f'; but {made}' if made else ''}"
-        f"{left_out if stages else ''}"
-        f"{f'; in {_steps(silent)}, no sample is seen in the twin either' if silent else ''}"
-        f"{f'. {ONE_SUM.capitalize()}; these sums are equal' if by_sum else ''}",
-        samples=total, skipped=0, repeated=0,
-    )  # fmt: skip
+    return unseen
 
 
 def _had_no_effect(ours: StepTable, theirs: StepTable, other: Sequence[int]) -> bool:

@@ -154,7 +154,7 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
 
 
 def _resumes_carried(run: Record) -> Iterator[Carried]:
-    history, kept = run.history, ParameterSums(run)
+    history, sums = run.history, ParameterSums(run)
     begun_before: list[Attempt] = []
     for attempt in _resumed(run):
         begun_before.append(attempt)
@@ -166,51 +166,74 @@ def _resumes_carried(run: Record) -> Iterator[Carried]:
             continue
         saver = before[-1]
         saved = _of(history, saver, attempt.base)
-        if not (_by_all(history, attempt, first) and _by_all(history, saver, saved)):
+        if _by_all(history, attempt, first) and _by_all(history, saver, saved):
+            yield _Compared(run, sums, attempt, saver, first, saved).carried()
+        else:
             yield Carried(attempt, saver, None, None)
-            continue
-        next_ = _of(history, saver, attempt.base + 1)
-        same = _same(first, next_)
-        begun = begun_with(run, attempt.number, attempt.base, attempt.started_s)
-        begun.others = [
-            other
-            for other in begun.others
-            if not (other.name in begun.unsaved and not _differ(first, next_))
-            and not (same and _is_scratch(other, begun))
-        ]
-        parameters, moments = begun.equal("parameters"), begun.equal(MOMENTS)
-        if same:
-            parameters, moments = True, moments is not False
-        if parameters is None:
-            restored, after = _by_rank(first, "restored"), _by_rank(saved, "parameters")
-            continued = _of_all(_by_rank(next_, "restored"), after)
-            parameters = _equal(restored, continued)
-            if parameters is None:
-                as_saved = _are_those_of_the_save(restored, kept.total_at(attempt.base))
-                parameters = as_saved or _equal(restored, after)
-        if moments is None:
-            moments = _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments"))
-        moved = {} if same else _of_other_ranks(first, saved, next_, begun.in_place)
-        if not same:
-            parameters = _rank_by_rank("parameters", parameters, moved, begun, first, saved)
-            moments = _rank_by_rank(MOMENTS, moments, moved, begun, first, saved)
-        of = {name: _step_with(history, attempt, _by_rank(first, _RESTORED[name]), name) for name in _RESTORED}
-        if parameters is None and of["parameters"] not in (None, attempt.base):
-            parameters = False
-        if moments is None and of[MOMENTS] not in (None, attempt.base):
-            moments = False
-        others = tuple(begun.of("parameters", "frozen", "buffers", MOMENTS))
-        frozen, buffers = begun.equal("frozen"), begun.equal("buffers")
+
+
+class _Compared:
+    """The state before a resume and after it. `first`: the first step after the resume; `saved`: the step from which
+    the job resumed, as the attempt `saver` made it; both of all ranks."""
+
+    def __init__(
+        self, run: Record, sums: ParameterSums, attempt: Attempt, saver: Attempt, first: Sequence[Execution],
+        saved: Sequence[Execution],
+    ) -> None:  # fmt: skip
+        self._sums, self._attempt, self._saver, self._first, self._saved = sums, attempt, saver, first, saved
+        self._base = attempt.base or 0
+        self._next = _of(run.history, saver, self._base + 1)  # what the saver did after its save, if it still did
+        self._same = _same(first, self._next)
+        self._begun = begun_with(run, attempt.number, self._base, attempt.started_s)
+        self._begun.others = [other for other in self._begun.others if not self._is_harmless(other)]
+        self._moved = {} if self._same else _of_other_ranks(first, saved, self._next, self._begun.in_place)
+        self._of = {
+            name: _step_with(run.history, attempt, _by_rank(first, _RESTORED[name]), name) for name in _RESTORED
+        }
+
+    def carried(self) -> Carried:
+        begun, attempt = self._begun, self._attempt
+        parameters, moments = self._restored("parameters"), self._restored(MOMENTS)
         lost = [name for name, equal in (("parameters", parameters), ("moments", moments)) if equal is False]
-        instead = {name: step for name in lost if (step := of[name]) is not None}
-        rngs = begun.generators_in_words(begun.lost_generators, attempt.world_size)
-        sums = [*(one.moments for one in saved), *(one.restored_moments for one in first)]
-        nothing = not begun.seen.get(MOMENTS) and all(map(is_of_nothing, sums))
         frozen_names = {name for quantity, name in begun.compared if quantity == "frozen"}
-        yield Carried(
-            attempt, saver, parameters, moments, frozen, buffers, others, instead, moved, nothing,
-            frozen_names <= begun.trained, begun.after_forward, rngs,
+        return Carried(
+            attempt, self._saver, parameters, moments, begun.equal("frozen"), begun.equal("buffers"),
+            others=tuple(begun.of("parameters", "frozen", "buffers", MOMENTS)),
+            after={name: step for name in lost if (step := self._of[name]) is not None},
+            moved=self._moved,
+            no_moments=not begun.seen.get(MOMENTS) and all(map(is_of_nothing, self._sums_of_moments())),
+            all_trained=frozen_names <= begun.trained,
+            after_forward=begun.after_forward,
+            generators=begun.generators_in_words(begun.lost_generators, attempt.world_size),
         )  # fmt: skip
+
+    def _is_harmless(self, other: Other) -> bool:
+        """Whether a part that is not as it was is no state: it had no effect on the next step."""
+        unused = other.name in self._begun.unsaved and not _differ(self._first, self._next)
+        return unused or (self._same and _is_scratch(other, self._begun))
+
+    def _restored(self, name: str) -> bool | None:
+        """Whether the parameters, or the moments, were restored: as the next step shows it, by name, or else by their
+        check sums. None: it was not seen."""
+        equal = self._begun.equal(name)
+        if self._same:
+            return name == "parameters" or equal is not False
+        if equal is None:
+            equal = self._by_sums(name)
+        equal = _rank_by_rank(name, equal, self._moved, self._begun, self._first, self._saved)
+        return False if equal is None and self._of[name] not in (None, self._base) else equal
+
+    def _by_sums(self, name: str) -> bool | None:
+        restored, after = _by_rank(self._first, _RESTORED[name]), _by_rank(self._saved, name)
+        if name == MOMENTS:
+            return _equal(restored, after)
+        equal = _equal(restored, _of_all(_by_rank(self._next, "restored"), after))
+        if equal is None:
+            equal = _are_those_of_the_save(restored, self._sums.total_at(self._base)) or _equal(restored, after)
+        return equal
+
+    def _sums_of_moments(self) -> list[str | None]:
+        return [*(one.moments for one in self._saved), *(one.restored_moments for one in self._first)]
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:

@@ -330,9 +330,9 @@ def _waits(operations: Sequence[Operation], stamps: Mapping[int, Sequence[Stamp]
             same = (stamp.attempt, stamp.group, stamp.seq)
             before = max((thread.before(stamp) for thread in threads), default=-1)
             after = min((thread.after(stamp) for thread in threads), default=len(operations))
-            if before >= 0:
+            if before >= 0 and stamp.op != "recv":  # nobody waits for the one who receives
                 last.setdefault(same, []).append((stamp.rank, before))
-            if after < len(operations):
+            if after < len(operations) and stamp.op != "send":
                 first.setdefault(same, []).append((stamp.rank, after))
     return {
         (a, b)

@@ -1,5 +1,5 @@
-"""When each collective of a rank began and ended, in a small memory-mapped file. It can be read from outside at any
-time: while the rank hangs or is stopped, and after it has died.
+"""When each collective, send and recv of a rank began and ended, in a small memory-mapped file. It can be read from
+outside at any time: while the rank hangs or is stopped, and after it has died.
 
 The agent and the harness import this module; standard library only. One writer (the rank's agent), any number of
 readers, no locks. The file of a rank is `RUN_DIR/agent/stamps/rank<R>-a<attempt>-p<pid>.stamps`:
@@ -12,7 +12,8 @@ Words are native signed 64-bit numbers, each stored by one instruction. Times ar
 CLOCK_MONOTONIC; 0 means not yet. `number` counts the collectives of the rank from 1. In each entry it is set to 0 first
 and written last, so that a reader sees a complete entry or none. The ring holds the last SLOTS collectives. `group and
 op`: the lowest 8 bits are the index of the operation, the next 8 bits the index of the group. The rest is the number of
-the thread, if it is a background thread."""
+the thread, if it is a background thread. Sends and recvs from one rank to another have a group of their own, a
+`channel`, so that a send and its recv have the same number."""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ OPS = (
     "other", "all_reduce", "all_gather", "reduce", "reduce_scatter", "broadcast", "gather", "scatter", "all_to_all",
     "barrier", "send", "recv",
 )  # fmt: skip
+MESSAGES = ("send", "recv")
 _CODES = {name: code for code, name in enumerate(OPS)}
 
 
@@ -64,6 +66,26 @@ class Stamp:
     def open(self) -> bool:
         return self.end_mono_s is None
 
+    @property
+    def pair(self) -> tuple[int, int] | None:
+        """The source and the destination of a send or recv. None for a collective, or if they are not known."""
+        other = next((rank for rank in self.ranks or () if rank != self.rank), None)
+        if self.op not in MESSAGES or other is None:
+            return None
+        return (self.rank, other) if self.op == "send" else (other, self.rank)
+
+    @property
+    def name(self) -> str:
+        """The call in words, such as `all_reduce 7 of group 0`."""
+        group = self.group.partition(" ")[0]
+        between = f" from rank {self.pair[0]} to rank {self.pair[1]}" if self.pair else ""
+        return f"{self.op} {self.seq}{between} of group {group}"
+
+
+def channel(group: str, source: int, target: int) -> str:
+    """The name under which the sends and recvs of a process group from one rank to another are counted."""
+    return f"{group} {source}>{target}"
+
 
 class Stamps:
     """Writes the stamps of this rank. Calls may come from several threads of one process."""
@@ -82,6 +104,11 @@ class Stamps:
         for word, value in enumerate((0, VERSION, rank, attempt, pid, SLOTS, 0, start_ticks)):
             self._words[word] = value
         self._words[0] = MAGIC
+
+    @property
+    def begun(self) -> int:
+        """How many have begun so far."""
+        return self._words[6]
 
     def known(self, name: str) -> int | None:
         """The code of a process group. None if `group` was not called for it yet."""

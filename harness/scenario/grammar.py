@@ -136,7 +136,17 @@ PhaseName = Literal[
 
 
 OperationName = Literal[
-    "all_reduce", "all_gather", "reduce", "reduce_scatter", "broadcast", "gather", "scatter", "all_to_all", "barrier"
+    "all_reduce",
+    "all_gather",
+    "reduce",
+    "reduce_scatter",
+    "broadcast",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+    "send",
+    "recv",
 ]
 COLLECTIVE = frozenset({"operation", "group", "min_bytes", "max_bytes"})
 

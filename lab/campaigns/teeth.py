@@ -1,9 +1,10 @@
 """Runs each ready scenario as it is, and with the defects and changes that it must fail.
 
     python lab/campaigns/teeth.py [--only FAMILY/NAME ...] [--family FAMILY ...] [--kind as-is|teeth]
-                                 [--missing PAGE] [--out DIR] [--minutes M] [--write PAGE ...]
+                                 [--missing PAGE] [--out DIR] [--minutes M] [--write PAGE ...] [--again]
 
---missing leaves out what has its right result on the page.
+--missing leaves out what has its right result on the page. --again runs nothing: what was not right is judged again by
+this version, if the scenario is still the same and the run is still there.
 Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
 continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
 --write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md). What was
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("teeth"), help="results and run directories")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after that time")
     parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write the tables into these pages")
+    parser.add_argument("--again", action="store_true", help="run nothing; judge again what was not right")
     options = parser.parse_args()
     names = [
         name for name in teeth.names()
@@ -43,6 +45,9 @@ def main() -> int:
     ]  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
     results, end_s = options.out / "results.jsonl", time.monotonic() + 60 * options.minutes
+    if options.again:
+        judge_again(results, names)
+        end_s = 0.0
     known = on_page(options.missing) if options.missing else []
     for name, tooth in due(names, options.kind, [*known, *read(results)]):
         if time.monotonic() > end_s:
@@ -64,6 +69,17 @@ def main() -> int:
         done += [bite for bite in on_page(options.write[0]) if (bite.scenario, bite.tooth) not in again]
         marks.write(options.write, {"teeth": table(done), "teeth-summary": summary(done)})
     return 1 if any(not bite.right and bite.verdict != "refused" for bite in done) else 0
+
+
+def judge_again(results: Path, names: Sequence[str]) -> None:
+    for old in read(results):
+        new = teeth.judged_again(old) if old.scenario in names and old.folder and not old.right else None
+        if new:
+            print(
+                f"{old.scenario} {old.tooth or 'as it is'}: {old.verdict}, now {new.verdict}  {new.reason}", flush=True
+            )
+            with open(results, "a") as file:
+                file.write(new.to_json() + "\n")
 
 
 def due(names: Sequence[str], kind: str | None, done: Sequence[Bite]) -> Iterator[tuple[str, Tooth | None]]:

@@ -117,10 +117,20 @@ def test_noise_before_the_fault_is_not_the_faults(trainer: Any) -> None:
     assert "how much of this was the fault's is not known" in finding.reason
 
 
-def test_a_run_that_was_faster_before_must_keep_the_bound_without_that(trainer: Any) -> None:
-    """The twin was made on a busy machine: steps of 1.2 times its length are 1.7 times what they had been."""
-    finding = judge(trainer, lambda step: 0.12 if FIRST <= step <= LAST else 0.07, even)
-    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+@pytest.mark.parametrize(
+    ("before_s", "during_s", "outcome"),
+    [
+        (0.07, 0.12, Outcome.INCONCLUSIVE), (0.03, 0.036, Outcome.PASSED), (0.03, 0.06, Outcome.INCONCLUSIVE),
+        (0.03, 0.3, Outcome.FAILED),
+    ],
+)  # fmt: skip
+def test_a_run_that_was_faster_before_must_keep_the_bound_without_that(
+    trainer: Any, before_s: float, during_s: float, outcome: Outcome
+) -> None:
+    """The twin was made on a busy machine: steps of 1.2 times its length are 1.7 times what they had been. A job that
+    keeps the bound by both is no slower, however busy the machine was for the twin."""
+    finding = judge(trainer, lambda step: during_s if FIRST <= step <= LAST else before_s, even)
+    assert finding.outcome is outcome, finding.reason
 
 
 @pytest.mark.parametrize("factor", [1.2, 3.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, order, with_steps
 from torchaos.harness.protocol.collective_stamps import Stamp
 from torchaos.harness.protocol.wire import Event
@@ -24,6 +26,13 @@ def test_a_collective_orders_what_comes_before_and_after_it() -> None:
     operations = [_done(0, 0, 1), _done(1, 1, 2), _done(2, 1, 5), _done(3, 0, 6)]
     stamps = [_stamp(0, 1, 3), _stamp(1, 1, 4)]
     assert order(operations, stamps) == (frozenset({(0, 2), (1, 3)}), ())
+
+
+def test_a_message_orders_what_the_sender_did_before_it_and_the_receiver_after_it() -> None:
+    """The other way round, nobody waits: the sender may go on before the receiver has begun."""
+    operations = [_done(0, 0, 1), _done(1, 1, 2), _done(2, 1, 5), _done(3, 0, 6)]
+    stamps = [replace(_stamp(0, 1, 3), op="send"), replace(_stamp(1, 1, 4), op="recv")]
+    assert order(operations, stamps) == (frozenset({(0, 2)}), ())
 
 
 def test_an_operation_during_the_begin_is_not_before_it() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -104,11 +105,11 @@ def bite(name: str, tooth: Tooth | None, out: Path, changed: Sequence[str] = ())
     """Run a ready scenario by the command line, as it is or with a tooth. `changed`: what --set gets, besides."""
     label = re.sub(r"[^\w.-]+", "-", f"{name}-{tooth.name}" if tooth else name)[:100]
     folder = out / label
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     text = (SCENARIOS / f"{name}.yaml").read_text()
     path, results = folder / "scenario.yaml", folder / "results.json"
     path.write_text(with_defect(text, tooth.defect) if tooth and tooth.defect else text)
-    results.unlink(missing_ok=True)
     changes = tooth.set.items() if tooth else ()
     words = [*(f"{key}={_as_json(value)}" for key, value in changes), *changed]
     sets = [part for word in words for part in ("--set", word)]
@@ -121,13 +122,39 @@ def bite(name: str, tooth: Tooth | None, out: Path, changed: Sequence[str] = ())
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     seconds = round(time.monotonic() - begun, 1)
-    runs = json.loads(results.read_text())["results"] if results.exists() else []
-    if not runs:
-        output = (done.stdout + done.stderr).strip()[-1000:]
-        verdict = "refused" if done.returncode == 3 else "error"
-        return Bite(name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, output, {}, seconds)
-    cases = {case["name"]: case["verdict"] for case in runs[0]["cases"]}
+    if results.exists() and (found := _read(results)):
+        return _bite(name, tooth, found, seconds)
+    output = (done.stdout + done.stderr).strip()[-1000:]
+    verdict = "refused" if done.returncode == 3 else "error"
+    return Bite(name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, output, {}, seconds)
+
+
+def judged_again(bite: Bite) -> Bite | None:
+    """The result of the same run by this version. None if the run is not there any more, or was one of another
+    scenario. Raises CalledProcessError if it can't be judged."""
+    tooth = next((tooth for tooth in table()[bite.scenario] if tooth.name == bite.tooth), None)
+    folder = Path(bite.folder).resolve()
+    ran, results = folder.parents[1] / "scenario.yaml", folder.parents[1] / "results.json"
+    text = (SCENARIOS / f"{bite.scenario}.yaml").read_text()
+    if not folder.exists() or ran.read_text() != (with_defect(text, tooth.defect) if tooth and tooth.defect else text):
+        return None
+    results.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "torchaos.harness", "judge", str(folder), "--json", str(results)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if not results.exists():
+        raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
+    return _bite(bite.scenario, tooth, _read(results), bite.seconds)
+
+
+def _read(results: Path) -> list[dict[str, Any]]:
+    return list(json.loads(results.read_text())["results"])
+
+
+def _bite(name: str, tooth: Tooth | None, found: Sequence[Mapping[str, Any]], seconds: float) -> Bite:
+    cases = {case["name"]: case["verdict"] for case in found[0]["cases"]}
     return Bite(
-        name, tooth.name if tooth else "", tooth.fails if tooth else "", runs[0]["verdict"], runs[0]["reason"], cases,
-        seconds, runs[0]["run_dir"],
+        name, tooth.name if tooth else "", tooth.fails if tooth else "", found[0]["verdict"], found[0]["reason"], cases,
+        seconds, found[0]["run_dir"],
     )  # fmt: skip

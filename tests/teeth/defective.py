@@ -405,16 +405,22 @@ def _after_each_step(act):
     """Calls `act` after each step, with the seconds that each step has taken so far."""
     import gpt
 
-    step, took = gpt.Run.step, []
+    train, took = gpt.train, []
 
-    def timed(self, text, notice):
-        begun = time.monotonic()
-        result = step(self, text, notice)
-        took.append(time.monotonic() - begun)
-        act(took)
-        return result
+    def trains(*args):
+        step = gpt.Run.step  # a job may have a class of its own
 
-    gpt.Run.step = timed
+        def timed(self, text, notice):
+            begun = time.monotonic()
+            result = step(self, text, notice)
+            took.append(time.monotonic() - begun)
+            act(took)
+            return result
+
+        gpt.Run.step = timed
+        train(*args)
+
+    gpt.train = trains
 
 
 def balances_nothing():

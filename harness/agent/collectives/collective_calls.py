@@ -1,5 +1,5 @@
-"""A collective that a rank is about to start, as faults and triggers see it. Fields that are costly to compute are
-computed when they are read.
+"""A collective, or a send or recv, that a rank is about to start, as faults and triggers see it. Fields that are costly
+to compute are computed when they are read.
 
 A fault may also leave a collective out or start it late, so that this rank no longer matches the others. The caller
 must still get the usual result: its tensors, and a Work object to wait for. This Work is made from a future. The future
@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from ...protocol.agent_plan import Collectives
+from ...protocol.collective_stamps import MESSAGES
 
 
 class Call:
@@ -37,6 +38,18 @@ class Call:
     @property
     def group_name(self) -> str:
         return str(getattr(self.group, "group_name", "?"))
+
+    @cached_property
+    def pair(self) -> tuple[int, int] | None:
+        """The source and the destination of a send or recv, as global ranks. None for a collective, and for a recv that
+        takes what comes from any rank. Raises an error if torch does not know the group."""
+        names = [argument.name for argument in self.packet._schema.arguments]
+        at = names.index("dst") if "dst" in names else names.index("src") if "src" in names else None
+        if self.op not in MESSAGES or at is None:
+            return None
+        other = import_module("torch.distributed").get_global_rank(self.group, self.args[at])
+        own = import_module("torch.distributed").get_rank()
+        return (own, other) if self.op == "send" else (other, own)
 
     @cached_property
     def bytes(self) -> int:
@@ -103,7 +116,8 @@ class Call:
         return first is not None and bool(first.is_cpu)
 
     def matches(self, wanted: Collectives) -> bool:
-        if wanted.operation is not None and wanted.operation != self.op:
+        """Whether the filter accepts this call. A send or recv has to be asked for: it is no collective."""
+        if wanted.operation != self.op and (wanted.operation is not None or self.op in MESSAGES):
             return False
         if wanted.group is not None and wanted.group not in (self.group_name, getattr(self.group, "group_desc", None)):
             return False

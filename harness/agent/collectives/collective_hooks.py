@@ -1,6 +1,6 @@
-"""The collectives of this rank, seen by hooks in torch's dispatcher. There are two kinds of operators: those of c10d,
-which DDP's C++ reducer and FSDP call too, and functional ones (`_c10d_functional`), which compiled code, DTensor and
-tensor parallelism call.
+"""The collectives of this rank, and its sends and recvs, seen by hooks in torch's dispatcher. There are two kinds of
+operators: those of c10d, which DDP's C++ reducer and FSDP call too, and functional ones (`_c10d_functional`), which
+compiled code, DTensor and tensor parallelism call.
 
 The hooks on c10d are on the Autograd keys, and call the original with that key excluded. They must not be on the CPU
 key: a call of the kernel from there holds the GIL inside gloo, which deadlocks with gloo's own threads after some
@@ -76,7 +76,8 @@ _OPS = {
     "allgather_into_tensor_coalesced_": "all_gather", "reduce_": "reduce", "reduce_scatter_": "reduce_scatter",
     "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor_coalesced_": "reduce_scatter",
     "broadcast_": "broadcast", "gather_": "gather", "scatter_": "scatter", "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all", "barrier": "barrier",
+    "alltoall_base_": "all_to_all", "barrier": "barrier", "send": "send", "recv_": "recv",
+    "recv_any_source_": "recv",
 }  # fmt: skip
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 

@@ -1,4 +1,4 @@
-"""Records when each collective of this rank begins and ends (collective_stamps.py).
+"""Records when each collective, send and recv of this rank begins and ends (collective_stamps.py).
 
 Torch returns while an asynchronous collective is in progress. Its Work object can be asked whether the collective has
 ended. This is done at the next collective, and ten times a second by a thread, which sleeps while no collective is in
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import wire
-from ...protocol.collective_stamps import Stamps
+from ...protocol.collective_stamps import MESSAGES, SLOTS, Stamps, channel
 from .collective_calls import Call
 
 if TYPE_CHECKING:
@@ -50,13 +50,17 @@ class Stamping:
         self.begin, self.returned, self.waited = careful(self._begin), careful(self._returned), careful(self._waited)
         self._look = careful(self._check_open)
 
-    def _begin(self, call: Call, background: bool = False) -> int:
+    def _begin(self, call: Call, background: bool = False) -> int | None:
         self._agent.saw("stamps")
         self._check_open()
         name = call.group_name
+        if call.op in MESSAGES:
+            if call.pair is None:  # from any rank: nothing says which send it takes
+                return None
+            name = channel(name, *call.pair)
         group = self.stamps.known(name)
         if group is None:
-            group = self.stamps.group(name, _ranks(call))
+            group = self.stamps.group(name, call.pair or _ranks(call))
         thread = threading.get_native_id() if background else 0
         return self.stamps.begin(call.op, group, call.bytes, self._agent.steps_over, thread)
 
@@ -109,6 +113,8 @@ class Stamping:
             for number, work in list(self._open.items()):
                 if work.is_completed():
                     self.stamps.ended(number)
+                    self._open.pop(number, None)
+                elif number <= self.stamps.begun - SLOTS:  # a job may never wait for a send; its stamp is gone
                     self._open.pop(number, None)
 
     def _run(self) -> None:

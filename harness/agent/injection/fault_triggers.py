@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.agent_plan import Moment, RankTrigger
+from ...protocol.agent_plan import Collectives, Moment, RankTrigger
 from ...protocol.control_pages import ControlPage, State, wait_until
 from ...protocol.wire import Kind, Phase
 from ..training.learning_rates import GoingBack
@@ -27,6 +27,7 @@ _NO_COUNTER = (
     "shows with which step: use a trigger with `time` or `after`, or an earlier step"
 )
 _NO_BASE = "a checkpoint was loaded, and the harness did not find out with which step this attempt began"
+_ANY = Collectives()
 _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_WRITTEN)
 
 
@@ -178,7 +179,7 @@ class FaultTriggers:
     def _is_due(self, pending: Pending, when: Moment, phase: Phase, call: Call | None) -> bool:
         if when.phase is None:
             return phase is not Phase.START and (when.step is None or phase not in _CHECKPOINT)
-        if when.phase is not phase or (when.collectives and call and not call.matches(when.collectives)):
+        if when.phase is not phase or (call and not call.matches(when.collectives or _ANY)):
             return False
         pending.entered += 1
         # With a step: exactly at the nth time. Without one: at the first chance from the nth time on.

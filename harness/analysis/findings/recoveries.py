@@ -180,7 +180,7 @@ class Slowness:
                 "and twin were equally fast"
             )
         already = _ratio(own, usual, before)
-        if not 1 / self.ratio <= already <= self.ratio:
+        if already > self.ratio:  # a run that was faster must keep the bound by its own pace, too
             return f"before the fault the run already took {already:.2f} times as long as the twin: another load was on"
         return None
 

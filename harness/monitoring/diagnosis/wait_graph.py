@@ -10,13 +10,13 @@ The nodes at the ends of these chains hold up all others."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.protocol.collective_stamps import Stamp, read_folder
+from torchaos.harness.protocol.collective_stamps import MESSAGES, Stamp, read_folder
 
 _MUTUAL = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "barrier")
 
@@ -38,6 +38,7 @@ class Call:
     about: str = ""  # the group in words
     timeout_s: float | None = None  # of the process group
     inside: bool = False  # the call has not returned from torch
+    paired: bool = False  # of a send or recv: its `seq` is that of the recv or send that belongs to it
 
 
 @dataclass(frozen=True)
@@ -100,23 +101,24 @@ def read_stamps(folder: Path, now_s: float | None = None) -> Calls:
 
 
 def of_stamps(by_rank: Iterable[list[Stamp]], now_s: float | None = None) -> Calls:
-    """The calls from lists of stamps, one list for each rank. Sends and recvs are left out, because a stamp does not
-    name the other rank."""
+    """The calls from lists of stamps, one list for each rank."""
     ranks, world = {}, set()
     for stamps in by_rank:
         rank = stamps[0].rank
-        calls = [_call(stamp) for stamp in stamps if stamp.op not in ("send", "recv")]
-        groups = {stamp.group: stamp.ranks for stamp in stamps if stamp.ranks}
+        calls = [_call(stamp) for stamp in stamps]
+        groups = {stamp.group: stamp.ranks for stamp in stamps if stamp.ranks and stamp.op not in MESSAGES}
         ranks[rank] = RankCalls(rank, calls, groups, {}, {}, now_s, stamps[0].number > 1)
-        world |= {rank, *(member for members in groups.values() for member in members)}
+        world |= {rank, *(member for stamp in stamps for member in stamp.ranks or ())}
     return Calls(ranks, (), tuple(sorted(world)))
 
 
 def _call(stamp: Stamp) -> Call:
     about = f"group {stamp.group}" if stamp.ranks is None else f"group {stamp.group} of {len(stamp.ranks)}"
+    group = stamp.group.partition(" ")[0] if stamp.op in MESSAGES else stamp.group
     return Call(
-        stamp.number, stamp.group, stamp.op, stamp.seq, done=not stamp.open, inside=stamp.returned_mono_s is None,
-        created_s=stamp.start_mono_s, about=about,
+        stamp.number, group, stamp.op, stamp.seq, stamp.pair, done=not stamp.open,
+        inside=stamp.returned_mono_s is None, created_s=stamp.start_mono_s, paired=stamp.op in MESSAGES,
+        about=f"group {group}" if stamp.op in MESSAGES else about,
     )  # fmt: skip
 
 
@@ -179,7 +181,7 @@ def groups_of(calls: Calls) -> dict[str, Group]:
         for name, ranks in record.groups.items():
             known[name].update(ranks)
         for call in record.calls:
-            if call.op not in ("send", "recv"):
+            if call.op not in MESSAGES:
                 numbers[call.group][rank][call.seq] = call
                 members[call.group].add(rank)
                 if "default_pg" in call.about and not known[call.group]:
@@ -237,28 +239,37 @@ def collectives(groups: Mapping[str, Group]) -> list[Op]:
 
 def messages(calls: Calls) -> list[Op]:
     """The sends and recvs that at least one rank is in now. Between two ranks of a group, sends and recvs are matched
-    in order. If older calls are missing, only those that are under way on both sides are matched, the oldest first."""
+    by their numbers, if these are the same on both sides, or else in order. If older calls are missing, only those that
+    are under way on both sides are matched in order, the oldest first."""
     sides: dict[tuple[str, int, int], dict[str, list[Call]]] = defaultdict(lambda: {"send": [], "recv": []})
     for record in calls.ranks.values():
         for call in record.calls:
-            if call.pair and call.op in ("send", "recv"):
+            if call.pair and call.op in MESSAGES:
                 source, target = call.pair
                 sides[call.group, source, target][call.op].append(call)
     found = []
     for (group, source, target), both in sides.items():
         whole = all(rank in calls.ranks and not calls.ranks[rank].clipped for rank in (source, target))
-        sends, recvs = (both[side] if whole else [c for c in both[side] if not c.done] for side in ("send", "recv"))
-        for index in range(max(len(sends), len(recvs))):
-            here = {
-                source: sends[index] if index < len(sends) else None,
-                target: recvs[index] if index < len(recvs) else None,
-            }
+        sends, recvs = (_numbered(both[side], whole) for side in MESSAGES)
+        for index in sorted(sends.keys() | recvs.keys()):
+            here = {source: sends.get(index), target: recvs.get(index)}
             if any(call is not None and not call.done for call in here.values()):
-                found.append(_message(calls, (group, source, target, index), here))
+                over = {rank for rank, own in ((source, sends), (target, recvs)) if index < min(own, default=index)}
+                found.append(_message(calls, (group, source, target, index), here, over))
     return found
 
 
-def _message(calls: Calls, key: tuple[str, int, int, int], here: Mapping[int, Call | None]) -> Op:
+def _numbered(side: Sequence[Call], whole: bool) -> dict[int, Call]:
+    """The sends or the recvs between two ranks, by the number with which they are matched."""
+    if all(call.paired for call in side):
+        return {call.seq: call for call in side}
+    return dict(enumerate(side if whole else [call for call in side if not call.done]))
+
+
+def _message(
+    calls: Calls, key: tuple[str, int, int, int], here: Mapping[int, Call | None], over: Collection[int]
+) -> Op:
+    """`over`: the ranks whose part of it ended before their record begins."""
     group, source, target, index = key
     about = next((call.about for call in here.values() if call), group)
     op = Op(key, f"send {source} -> {target} of {about or group}", "send", index)
@@ -266,6 +277,8 @@ def _message(calls: Calls, key: tuple[str, int, int, int], here: Mapping[int, Ca
         if call is not None:
             side: dict[int, Any] = op.done if call.done else op.pending
             side[rank] = call
+        elif rank in over:
+            op.done[rank] = None
         else:
             (op.missing if rank in calls.ranks else op.unknown).add(rank)
     return op

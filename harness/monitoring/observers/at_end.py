@@ -108,7 +108,7 @@ def _open(folder: Path, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
         under_way = [call for call in calls if call.open and not call.thread]
         if under_way and (process := ranks.get(under_way[0].rank)) and process.attempt == under_way[0].attempt:
             call = next((call for call in under_way if call.returned_mono_s is None), under_way[0])
-            found[call.rank] = f"{call.op} {call.seq} of group {call.group}"
+            found[call.rank] = call.name
     return found
 
 

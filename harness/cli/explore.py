@@ -33,7 +33,7 @@ from torchaos.harness.cli.options import (
 from torchaos.harness.cli.results import summarize
 from torchaos.harness.cli.run import GONE, Planned, plans_of, working_on, write_reports
 from torchaos.harness.crash_explorer.exploration import FOLDER, Exploration, Limits, RecordedResume, faults_of
-from torchaos.harness.crash_explorer.exploration_summary import Explored, result_of
+from torchaos.harness.crash_explorer.exploration_summary import ExplorationSummary, result_of
 from torchaos.harness.crash_explorer.recorded_run import check
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome
 from torchaos.harness.crash_explorer.s3_store import in_folder
@@ -159,7 +159,9 @@ def _prepare(one: Planned, home: Path, is_new: bool) -> None:
         raise UsageError(f"{home}: it is an exploration of another scenario, seed or job; leave --resume out")
 
 
-def _write(found: Explored, result: Result, home: Path, junit_file: Path | None, json_file: Path | None) -> None:
+def _write(
+    found: ExplorationSummary, result: Result, home: Path, junit_file: Path | None, json_file: Path | None
+) -> None:
     told = files.to_json(found, result)
     write_atomically(home / "explored.json", json.dumps(told, indent=1, allow_nan=False) + "\n", private=True)
     page.write(found, result, home / "report.html")

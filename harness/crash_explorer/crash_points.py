@@ -40,17 +40,17 @@ class OpChain:
     needs: dict[int, Counts] = field(default_factory=dict)
 
 
-def op_chains(recording: Recording, world: FilesystemModel) -> tuple[OpChain, ...]:
+def op_chains(recording: Recording, fs: FilesystemModel) -> tuple[OpChain, ...]:
     """The chains, those of ranks first. Needs are complete: an operation also needs what its needs need."""
-    sources: dict[int, set[int]] = {effect.operation.number: set(effect.needs) for effect in world.effects}
+    sources: dict[int, set[int]] = {effect.operation.number: set(effect.needs) for effect in fs.effects}
     for a, b in recording.before:
         if b in sources:
             sources[b].add(a)
-    shared = _shared(world)
+    shared = _shared(fs)
     found: dict[Name, OpChain] = {rank: OpChain(rank, rank) for rank in recording.lines}
     pasts: dict[int, dict[Name, int]] = {}  # by operation: what comes before its end
     last: dict[int | None, int] = {}  # the last operation of each rank
-    for effect in world.effects:
+    for effect in fs.effects:
         number, rank = effect.operation.number, effect.operation.rank
         past: dict[Name, int] = {}
         for source in (*sources[number], *([last[rank]] if rank in last else ())):
@@ -64,21 +64,21 @@ def op_chains(recording: Recording, world: FilesystemModel) -> tuple[OpChain, ..
         if any(count > before.get(name, 0) for name, count in needs.items()):
             chain.needs[number] = needs
         chain.effects.append(effect)
-        chain.done.append(world.index[number] + 1)
+        chain.done.append(fs.index[number] + 1)
         pasts[number], last[rank] = {**past, chain.name: len(chain.effects)}, number
     return tuple(found.values())
 
 
-def _shared(world: FilesystemModel) -> set[int]:
+def _shared(fs: FilesystemModel) -> set[int]:
     """The operations that make a file or folder that another rank uses, other than to rename or remove it."""
     makers = {
         effect.operation.number: effect.operation.rank
-        for effect in world.effects
+        for effect in fs.effects
         if effect.entries and effect.operation.kind in (OperationKind.MKDIR, OperationKind.CREATE)
     }
     return {
         need
-        for effect in world.effects
+        for effect in fs.effects
         if effect.operation.kind not in _MOVES
         for need in effect.needs
         if need in makers and makers[need] != effect.operation.rank
@@ -124,9 +124,9 @@ class RankPositions:
         )
 
 
-def rank_positions(recording: Recording, world: FilesystemModel) -> tuple[RankPositions, ...]:
+def rank_positions(recording: Recording, fs: FilesystemModel) -> tuple[RankPositions, ...]:
     """The positions of each chain."""
-    found = op_chains(recording, world)
+    found = op_chains(recording, fs)
     by_name = {chain.name: chain for chain in found}
     waited = {
         by_name[name].effects[count - 1].operation.number
@@ -280,8 +280,8 @@ class CrashPoints:
     """All moments of a recording. `symmetry`: ranks that do the same operations count as equal."""
 
     def __init__(self, recording: Recording, symmetry: bool = True, seed: int = 0) -> None:
-        self.recording, self.world = recording, FilesystemModel(recording)
-        self.chains = rank_positions(recording, self.world)
+        self.recording, self.fs = recording, FilesystemModel(recording)
+        self.chains = rank_positions(recording, self.fs)
         self._groups = _groups(self.chains) if symmetry else [[index] for index in range(len(self.chains))]
         self._index = {chain.name: index for index, chain in enumerate(self.chains)}
         self._of = {  # the chain of each operation
@@ -305,13 +305,12 @@ class CrashPoints:
         return cut, halves
 
     def tree(self, moment: CrashPoint) -> Tree:
-        return self.world.tree(*self.cut(moment.positions))
+        return self.fs.tree(*self.cut(moment.positions))
 
-    def last(self, moment: CrashPoint) -> Operation | None:
-        """The last operation before the death, in the recorded order. None if the death came before all of them."""
+    def done(self, moment: CrashPoint) -> list[Operation]:
+        """The operations before the death, wholly or in part, in the recorded order."""
         cut, halves = self.cut(moment.positions)
-        done = [op for op in self.recording.operations if self.world.has(cut, op) or op.number in halves]
-        return max(done, key=lambda operation: operation.number, default=None)
+        return [op for op in self.recording.operations if self.fs.has(cut, op) or op.number in halves]
 
     def seen(self) -> list[tuple[Combination, float, float]]:
         """The positions of all chains at each moment of the recorded run, in order of time, each with (begin, end)."""

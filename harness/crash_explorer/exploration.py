@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
-from torchaos.harness.crash_explorer.exploration_summary import STATE, Explored, files_of, script_of
+from torchaos.harness.crash_explorer.exploration_summary import STATE, ExplorationSummary, files_of, script_of
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Recording
@@ -37,15 +37,15 @@ from torchaos.harness.crash_explorer.recorded_run import Recorded
 from torchaos.harness.crash_explorer.resume_chain import LIKE, ResumeChain
 from torchaos.harness.crash_explorer.resume_outcomes import (
     SHOWN,
-    Class,
     Outcome,
+    OutcomeClass,
     each_kind_first,
     is_suspected,
     may_pay,
 )
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
 from torchaos.harness.crash_explorer.resumers import LauncherResume, WarmResumes
-from torchaos.harness.crash_explorer.s3_store import Served
+from torchaos.harness.crash_explorer.s3_store import StoreServer
 from torchaos.harness.crash_explorer.selection import Choice, chosen, nodes_of, state_named
 from torchaos.harness.fault_drivers.checkpoint_edits import Mode
 from torchaos.harness.fault_drivers.damage_fault import CheckpointFault, carry_out, decide
@@ -80,9 +80,9 @@ class RecordedResume(Recorded):
     def _staged(self) -> Plan:
         self._tell(f"The job resumes from {self._state.name}, and what it does to its checkpoint folder is recorded")
         twins = [Record.load(twin) for twin in self.twins]
-        trials = ResumeRuns(self._plan, self.now, RunDir(self._first / "recorded"), twins, self._recording)
-        trials.stage(self._state)
-        return trials.plan
+        runs = ResumeRuns(self._plan, self.now, RunDir(self._first / "recorded"), twins, self._recording)
+        runs.stage(self._state)
+        return runs.plan
 
     def _check(self, run: Record) -> None:
         if run.exit_code != 0 or len(run.history.attempts) != 2:
@@ -158,12 +158,12 @@ class Exploration:
 
     def __init__(
         self, plan: Plan, home: Path, limits: Limits, reproduce: Sequence[str], tell: Callable[[str], None],
-        told: Callable[[Outcome, int, int], None], recorded: Recorded | None = None,
+        on_outcome: Callable[[Outcome, int, int], None], recorded: Recorded | None = None,
     ) -> None:  # fmt: skip
-        """`tell`: shows a sentence. `told`: shows an outcome, with its number and the number of states. `recorded`: the
-        run whose deaths are explored, if it is not a run of the job from the beginning."""
+        """`tell`: shows a sentence. `on_outcome`: shows an outcome, with its number and the number of states.
+        `recorded`: the run whose deaths are explored, if it is not a run of the job from the beginning."""
         self.plan, self.home, self.limits = plan, home, limits
-        self._reproduce, self._tell, self._told = reproduce, tell, told
+        self._reproduce, self._tell, self._on_outcome = reproduce, tell, on_outcome
         self._recorded = recorded or Recorded(plan, home, tell)
         self._chain: ResumeChain | None = None
         self._stopped = ""
@@ -186,21 +186,21 @@ class Exploration:
         if self._chain:
             self._chain.hurry(reason)
 
-    def __call__(self) -> Explored | None:
+    def __call__(self) -> ExplorationSummary | None:
         """Explores, or continues an exploration. None if it was stopped before the run was recorded. Raises ChaosError
         if the job can't be recorded, resumed or judged, and OSError."""
         check_disk(self.home)
         recording = self._recorded()
         if recording is None or self._stopped:
             return None
-        with Served(self.plan, self._recorded.now, self.home / "store.log") as self._served:
+        with StoreServer(self.plan, self._recorded.now, self.home / "store.log") as self._served:
             return self._explore(self._served.plan, recording)
 
-    def _explore(self, plan: Plan, recording: Recording) -> Explored:
+    def _explore(self, plan: Plan, recording: Recording) -> ExplorationSummary:
         """`plan`: the plan of each resume."""
         twins = [Record.load(twin) for twin in self._recorded.twins]
-        trials = ResumeRuns(plan, self._recorded.now, self._recorded.run, twins, recording)
-        if why := trials.doubt():
+        runs = ResumeRuns(plan, self._recorded.now, self._recorded.run, twins, recording)
+        if why := runs.doubt():
             raise UsageError(f"{self.plan.scenario}: no resume can be judged, as a run without any death is not: {why}")
         limits = self.limits
         choice = chosen(recording, limits.models, nodes_of(self.plan.job), limits.states, limits.seed)
@@ -208,24 +208,25 @@ class Exploration:
             choice = with_damage(choice, limits.damage, checkpoints_in(plan, self._recorded.now))
         self._tell(choice.in_words)
         done = read_outcomes(self.home)
-        launcher = LauncherResume(trials, limits.beyond, self._patience_s(trials.recorded), self._reproduce)
-        right = next((one for one in choice.states if (it := done.get(_key(one))) and it.kind is Class.RIGHT), None)
-        forks = WarmResumes(trials, launcher, limits.beyond, self.home, right) if limits.warm else None
-        chain = self._chain = ResumeChain(trials, launcher, forks, self.home, choice.states, done)
+        launcher = LauncherResume(runs, limits.beyond, self._patience_s(runs.recorded), self._reproduce)
+        good = {key for key, outcome in done.items() if outcome.kind is OutcomeClass.RIGHT}
+        right = next((state for state in choice.states if _key(state) in good), None)
+        forks = WarmResumes(runs, launcher, limits.beyond, self.home, right) if limits.warm else None
+        chain = self._chain = ResumeChain(runs, launcher, forks, self.home, choice.states, done)
         try:
-            unfinished = self._try_all(trials, chain, choice.states, done)
+            unfinished = self._try_all(runs, chain, choice.states, done)
         finally:
             chain.close()
         seconds = recording.ended_s - recording.began_s
         outcomes = tuple(done[_key(state)] for state in choice.states if _key(state) in done)
-        about = trials.recorded.artifacts.get("environment", {})
-        return Explored(
+        about = runs.recorded.artifacts.get("environment", {})
+        return ExplorationSummary(
             outcomes, choice, recording, seconds, chain.in_words, unfinished, _notes(chain, tuple(done.values())),
             shlex.join(self._reproduce), {name: str(about.get(name, "")) for name in ("torchaos", "torch", "python")},
         )  # fmt: skip
 
     def _try_all(
-        self, trials: ResumeRuns, chain: ResumeChain, states: Sequence[State], done: dict[tuple[str, str], Outcome]
+        self, runs: ResumeRuns, chain: ResumeChain, states: Sequence[State], done: dict[tuple[str, str], Outcome]
     ) -> str:
         """Tries the states. Returns why some were not tried, or some failures not confirmed; empty if all were."""
         numbers = {_key(state): number for number, state in enumerate(states, 1)}
@@ -235,7 +236,7 @@ class Exploration:
                 return self._stopped if known and not is_suspected(known) else why
             found = attempt()
             if found and not found.warm and not found.like and not self._stopped:
-                found = self._kept(trials, state, found, done.values())
+                found = self._kept(runs, state, found, done.values())
             if found:
                 self._note(found, numbers[_key(state)], len(states), done)
         return self._stopped
@@ -254,21 +255,21 @@ class Exploration:
             self._served.check()
             done[_key(outcome)] = outcome
             _append(self.home, outcome)
-            self._told(outcome, number, of)
+            self._on_outcome(outcome, number, of)
 
-    def _kept(self, trials: ResumeRuns, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
+    def _kept(self, runs: ResumeRuns, state: State, found: Outcome, before: Iterable[Outcome]) -> Outcome:
         """Keeps the run directory of a failed resume, if few of its class are kept already. Returns the outcome with
         the path."""
         if (
-            found.kind is Class.RIGHT
+            found.kind is OutcomeClass.RIGHT
             or sum(outcome.kind is found.kind and bool(outcome.run_dir) for outcome in before) >= KEPT
         ):
             return found
         to = self.home / "failing" / state.name.replace("/", "-").replace(" ", "-")
-        trials.keep(to)
+        runs.keep(to)
         state.write_to(to / STATE)
-        found = replace(found, run_dir=str(to), files=files_of(state, trials.recording))
-        text = script_of(self.plan.job, trials.now, checkpoints_in(self.plan, trials.now), found)
+        found = replace(found, run_dir=str(to), files=files_of(state, runs.recording))
+        text = script_of(self.plan.job, runs.now, checkpoints_in(self.plan, runs.now), found)
         write_atomically(to / SCRIPT, text, private=True)
         return found
 
@@ -291,22 +292,22 @@ def _in_turn(
     asked = {one.kind for one in done.values() if not is_suspected(one)}  # classes with a cold start
 
     def first_time(state: State) -> Outcome | None:
-        found = chain.quick(state)
+        found = chain.without_start(state)
         if found and not is_suspected(found):
             return found
         if found and found.kind in asked and not may_pay(found, done.values()):
             return found
         asked.update([found.kind] if found else [])
-        return chain.started(state, found)
+        return chain.by_start(state, found)
 
     yield from ((state, partial(first_time, state)) for key, state in by_key.items() if key not in done)
     tried = [done[key] for key in by_key if key in done]
     for found in each_kind_first([one for one in tried if is_suspected(one)], asked):
         state = by_key[_key(found)]
-        yield state, partial(chain.confirmed, state, found)
+        yield state, partial(chain.confirm, state, found)
     for found in [done[key] for key in by_key if key in done and done[key].shown_by]:
         state = by_key[_key(found)]
-        yield state, partial(chain.started, state, replace(found, shown_by=""))
+        yield state, partial(chain.by_start, state, replace(found, shown_by=""))
 
 
 def _notes(chain: ResumeChain, outcomes: Sequence[Outcome]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from torchaos.harness.crash_explorer.folder_contents import Content
 from torchaos.harness.crash_explorer.fs_model import State, joined
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
-from torchaos.harness.crash_explorer.resume_outcomes import FATAL, Class, Outcome, is_suspected
+from torchaos.harness.crash_explorer.resume_outcomes import FATAL, Outcome, OutcomeClass, is_suspected
 from torchaos.harness.crash_explorer.s3_store import store_in_shell
 from torchaos.harness.crash_explorer.selection import Choice
 from torchaos.harness.record.plan import Plan, PlannedJob, counted
@@ -132,7 +132,7 @@ def script_of(job: PlannedJob, now: RunDir, checkpoints: Path, outcome: Outcome)
 
 
 @dataclass(frozen=True)
-class Explored:
+class ExplorationSummary:
     """The result of an exploration: the choice of states, and their outcomes."""
 
     outcomes: tuple[Outcome, ...]
@@ -145,12 +145,12 @@ class Explored:
     reproduce: str = ""  # the command line
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, kind: Class) -> list[Outcome]:
+    def of(self, kind: OutcomeClass) -> list[Outcome]:
         """The outcomes of a class, confirmed ones first, sorted by the number of operations before the death."""
         found = [outcome for outcome in self.outcomes if outcome.kind is kind]
         return sorted(found, key=lambda outcome: (is_suspected(outcome), outcome.operations, outcome.state))
 
-    def unconfirmed(self, kind: Class) -> int:
+    def unconfirmed(self, kind: OutcomeClass) -> int:
         """How many states of a class only forked ranks have shown, and no cold start yet."""
         return sum(is_suspected(outcome) for outcome in self.of(kind))
 
@@ -158,7 +158,7 @@ class Explored:
     def smallest(self) -> Outcome | None:
         """The failing state of the worst class that is confirmed, or else of the worst class; of several, the state
         with the fewest operations before the death."""
-        worst = [self.of(kind)[0] for kind in Class if kind.exit_code is ExitCode.FAILED and self.of(kind)]
+        worst = [self.of(kind)[0] for kind in OutcomeClass if kind.exit_code is ExitCode.FAILED and self.of(kind)]
         return min(worst, key=is_suspected, default=None)
 
     @property
@@ -197,11 +197,11 @@ class Explored:
         """Only confirmed failures make it failed; with others alone it is inconclusive."""
         if any(one.kind.exit_code is ExitCode.FAILED and not is_suspected(one) for one in self.outcomes):
             return ExitCode.FAILED
-        complete = {outcome.kind for outcome in self.outcomes} == {Class.RIGHT} and not self.unfinished
+        complete = {outcome.kind for outcome in self.outcomes} == {OutcomeClass.RIGHT} and not self.unfinished
         return ExitCode.PASSED if complete else ExitCode.INCONCLUSIVE
 
 
-def cases_of(found: Explored) -> list[Case]:
+def cases_of(found: ExplorationSummary) -> list[Case]:
     """A case for each class of wrong outcomes, and a case for the right outcomes. What was not seen in an exploration
     that was ended early did not pass: the states that were not tried may show it."""
     wanted = len(found.choice.states)
@@ -209,17 +209,19 @@ def cases_of(found: Explored) -> list[Case]:
         why = f": {found.unfinished}" if found.unfinished else ""
         return [Case("exploration", "assertion", Verdict.INCONCLUSIVE, f"none of {wanted} states was tried{why}")]
     counts = Counter(outcome.kind for outcome in found.outcomes)
-    right = f"{counts[Class.RIGHT]} of {counted(len(found.outcomes), 'state', 'was/were')} resumed rightly"
+    right = f"{counts[OutcomeClass.RIGHT]} of {counted(len(found.outcomes), 'state', 'was/were')} resumed rightly"
     cases = []
-    for kind in Class:
+    for kind in OutcomeClass:
         own = found.of(kind)
         measured = {"states": len(own), "of": len(found.outcomes)}
-        if kind is Class.RIGHT:
+        if kind is OutcomeClass.RIGHT:
             verdict = Verdict.PASSED if own else Verdict.INCONCLUSIVE
             cases.append(Case(kind.value, "assertion", verdict, right, measured))
         elif own:
             measured |= (
-                {"lost_steps": max(outcome.lost_steps or 0 for outcome in own)} if kind is Class.LOST_WORK else {}
+                {"lost_steps": max(outcome.lost_steps or 0 for outcome in own)}
+                if kind is OutcomeClass.LOST_WORK
+                else {}
             )
             if unconfirmed := found.unconfirmed(kind):
                 measured |= {"unconfirmed": unconfirmed}
@@ -247,7 +249,9 @@ def told(own: Sequence[Outcome]) -> str:
     return f"{many}, such as {first.state} ({first.model}{after}): {says}"
 
 
-def result_of(plan: Plan, found: Explored, home: str, started: str, seconds: float, left: Sequence[str]) -> Result:
+def result_of(
+    plan: Plan, found: ExplorationSummary, home: str, started: str, seconds: float, left: Sequence[str]
+) -> Result:
     """The exploration's result in the form of a run's. `left`: sentences about changes that could not be undone."""
     cases = cases_of(found)
     code = ExitCode.ROLLBACK if left else found.exit_code

@@ -123,15 +123,16 @@ class ForkServer:
         return int(self._ask({"do": "store"})["port"])
 
     def fork(
-        self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path, anew: bool = False
+        self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path, new_interpreters: bool = False
     ) -> list[int]:  # fmt: skip
-        """Forks the ranks. Returns their pids. `anew`: each rank is a new interpreter, with nothing imported."""
+        """Forks the ranks. Returns their pids. `new_interpreters`: each rank is one, with nothing
+        imported."""
         folder = str(Path(agent.__path__[0]).resolve().parent)
         asked = [
             {
                 "env": dict(env), "argv": list(rank.argv), "cwd": rank.cwd, "log": str(log), "agent": folder,
                 "path": rank.cwd if rank.module else os.path.dirname(os.path.join(rank.cwd, rank.argv[0])),
-                "module": rank.module, "anew": list(rank.command) if anew else [],
+                "module": rank.module, "anew": list(rank.command) if new_interpreters else [],
             }
             for rank, env in zip(ranks, envs, strict=True)
         ]  # fmt: skip
@@ -173,19 +174,19 @@ class ForkedResume:
         ranks: Sequence[RankCommand],
         run_id: str,
         folder: RunDir,
-        goal: StopRule,
+        stop_rule: StopRule,
         patience_s: float,
-        died_in: int = 0,
+        died_in_attempt: int = 0,
         starts: int = 2,
-        anew: bool = False,
+        new_interpreters: bool = False,
     ) -> None:
-        """`died_in`: the attempt before; `starts`: how often ranks are started as long as they fail; `anew`: each rank
-        is a new interpreter."""
-        self._starts, self._anew = starts, anew
+        """`died_in_attempt`: the attempt before; `starts`: how often ranks are started as long as they fail;
+        `new_interpreters`: each rank is one."""
+        self._starts, self._new_interpreters = starts, new_interpreters
         self._parent, self._ranks, self._run_id, self._folder = parent, ranks, run_id, folder
-        self._goal, self._patience_s = goal, patience_s
+        self._stop_rule, self._patience_s = stop_rule, patience_s
         self._stopped = False
-        self._hangs, self._attempt = False, died_in
+        self._hangs, self._attempt = False, died_in_attempt
         self._born: dict[int, int] = {}  # start times by pid
         self._of: dict[int, int] = {}  # ranks by pid
         self._codes: dict[int, int] = {}  # exit codes by pid
@@ -223,7 +224,7 @@ class ForkedResume:
         start = {"submission": submission, "pid": self._parent.pid, "node": 0}
         self._journal.emit(Kind.JOB_STARTED, start, attempt=attempt)
         envs = [rank.again(port, bool(store), self._run_id, self._folder.logs, attempt) for rank in self._ranks]
-        pids = self._parent.fork(self._ranks, envs, self._folder.logs / f"job-{submission}.log", self._anew)
+        pids = self._parent.fork(self._ranks, envs, self._folder.logs / f"job-{submission}.log", self._new_interpreters)
         self._born, self._of, self._codes = {pid: start_ticks(pid) or 0 for pid in pids}, {}, {}
         for rank, pid in zip(self._ranks, pids, strict=True):
             self._of[pid] = rank.number
@@ -247,7 +248,7 @@ class ForkedResume:
                 end = {"submission": submission, "pid": self._parent.pid, "exit_code": code}
                 self._journal.emit(Kind.JOB_EXITED, end)
                 return bool(code)
-            if self._goal.is_reached(events):
+            if self._stop_rule.is_reached(events):
                 self._emit_stop("the resume went on beyond the death", enough=True)
                 return False
             if patience.is_over(events, time.monotonic()):

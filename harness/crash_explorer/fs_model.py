@@ -57,7 +57,7 @@ def joined(times: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
     return tuple(found)
 
 
-class Gathered:
+class StateSet:
     """Gathers the states of one model of death. Equal files are one state: the first, with the moments of all."""
 
     def __init__(self, recording: Recording, model: str, name: str) -> None:
@@ -176,6 +176,15 @@ class Effect:
         return self.data or bool(self.entries)
 
 
+def changes_by_file(effects: Iterable[Effect]) -> dict[int, list[Effect]]:
+    """The changes of data among these effects, in order, by file."""
+    changes: dict[int, list[Effect]] = {}
+    for effect in effects:
+        if effect.data and effect.node is not None:
+            changes.setdefault(effect.node, []).append(effect)
+    return changes
+
+
 class FilesystemModel:
     """The effects of a recording in order, and the tree that any subset of them makes."""
 
@@ -239,10 +248,7 @@ class FilesystemModel:
 
     def tree_of(self, effects: Sequence[Effect]) -> Tree:
         """The tree after these effects."""
-        changes: dict[int, list[Effect]] = {}
-        for effect in effects:
-            if effect.data and effect.node is not None:
-                changes.setdefault(effect.node, []).append(effect)
+        changes = changes_by_file(effects)
         structure = [effect for effect in effects if effect.entries]
         return self.made(structure, lambda node: self.content_after(node, changes.get(node, [])))
 

@@ -285,7 +285,7 @@ class ReadTracers:
         return self._reaper
 
 
-class Traced:
+class TracedResume:
     """A `with` block around a resume. The questions of the resume are noted only if `tracers` is given."""
 
     def __init__(self, folder: Path, tracers: ReadTracers | None) -> None:

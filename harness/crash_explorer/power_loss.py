@@ -30,7 +30,16 @@ from enum import Enum
 
 from torchaos.harness.crash_explorer.crash_points import CrashPoints, most_of
 from torchaos.harness.crash_explorer.folder_contents import Content, Tree
-from torchaos.harness.crash_explorer.fs_model import ROOT, SYNCS, Effect, FilesystemModel, Gathered, State, changed
+from torchaos.harness.crash_explorer.fs_model import (
+    ROOT,
+    SYNCS,
+    Effect,
+    FilesystemModel,
+    State,
+    StateSet,
+    changed,
+    changes_by_file,
+)
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 
 _SURE = 1 << 20  # bytes; the largest file that auto_da_alloc protects
@@ -165,78 +174,70 @@ class Loss:
 def states(recording: Recording, persistence: Persistence = Persistence.STRICT) -> Iterator[State]:
     """The states that a loss of power can leave, with this promise of the file system. Moments that need another order
     of the ranks than the recorded one are examined only without a loss, if they have more than `UNSEEN` classes."""
-    return of_cuts(CrashPoints(recording), persistence)
+    return states_at(CrashPoints(recording), persistence)
 
 
-def of_cuts(cuts: CrashPoints, persistence: Persistence) -> Iterator[State]:
-    """The states that a loss of power can leave at the moments of `cuts`."""
-    found = Gathered(cuts.recording, f"power loss, {persistence.value}", f"power-loss-{persistence.value}")
-    for effects, times, losses in _moments(cuts):
+def states_at(points: CrashPoints, persistence: Persistence) -> Iterator[State]:
+    """The states that a loss of power can leave at the moments of `points`."""
+    found = StateSet(points.recording, f"power loss, {persistence.value}", f"power-loss-{persistence.value}")
+    for effects, times, losses in _moments(points):
         done = [effect.operation for effect in effects]
-        for tree, lost in left(cuts.world, effects, persistence):
+        for tree, lost in left(points.fs, effects, persistence):
             found.add(tree, done, times, lost)
             if not losses:
                 break
     yield from found
 
 
-def examines_all(cuts: CrashPoints) -> bool:
-    """Whether losses are examined at every moment of `cuts`, except between two writes to one file."""
-    return _every(cuts) == 1 and len(cuts.classes) <= UNSEEN
+def examines_all(points: CrashPoints) -> bool:
+    """Whether losses are examined at every moment of `points`, except between two writes to one file."""
+    return _every(points) == 1 and len(points.classes) <= UNSEEN
 
 
 def left(
-    world: FilesystemModel, effects: Sequence[Effect], persistence: Persistence
+    fs: FilesystemModel, effects: Sequence[Effect], persistence: Persistence
 ) -> Iterator[tuple[Tree, tuple[Operation, ...]]]:
     """Yields each file tree that a power loss after these effects may leave, with the operations that are lost in it.
     In the first tree, nothing is lost."""
     may = possibly_lost(persistence, effects)
-    done = _changes(effects)
+    done = changes_by_file(effects)
     names = [effect for effect in effects if effect.entries]
     for lost in _names_lost(may):
         gone = frozenset(effect.operation.number for effect in lost)
         kept = [effect for effect in names if effect.operation.number not in gone]
-        options = {node: _left_of(world, node, done[node], may, gone, persistence) for node in may.data}
+        options = {node: _left_of(fs, node, done[node], may, gone, persistence) for node in may.data}
         for chosen in _combinations(options, FEW // 4 if lost else FEW, 0 < len(lost) < len(may.names)):
             contents = {node: loss.content for node, loss in chosen.items()}
-            tree = world.made(kept, lambda node: contents.get(node) or world.content_after(node, done.get(node, [])))  # noqa: B023
+            tree = fs.made(kept, lambda node: contents.get(node) or fs.content_after(node, done.get(node, [])))  # noqa: B023
             missing = [effect.operation for effect in lost] + [op for loss in chosen.values() for op in loss.lost]
             yield tree, tuple(sorted(set(missing), key=lambda operation: operation.number))
 
 
-def _moments(cuts: CrashPoints) -> Iterator[tuple[Sequence[Effect], list[tuple[float, float]], bool]]:
+def _moments(points: CrashPoints) -> Iterator[tuple[Sequence[Effect], list[tuple[float, float]], bool]]:
     """Yields the effects before each moment, (begin, end) of its times, and whether to examine losses. Between two
     writes to one file, losses are not examined."""
-    operations, since = cuts.recording.operations, cuts.recording.began_s
-    every = _every(cuts)
+    operations, since = points.recording.operations, points.recording.began_s
+    every = _every(points)
     for done in range(len(operations) + 1):
         following = operations[done] if done < len(operations) else None
-        until = cuts.recording.ended_s if following is None else max(since, following.ended_s)
+        until = points.recording.ended_s if following is None else max(since, following.ended_s)
         last = operations[done - 1] if done else None
         between = (
             last and following and last.kind is following.kind is OperationKind.WRITE and last.file == following.file
         )
         if not between and (done % every == 0 or following is None):
-            yield cuts.world.effects[:done], [(since, until)], True
+            yield points.fs.effects[:done], [(since, until)], True
             since = until
-    for moment in cuts.classes:
+    for moment in points.classes:
         if moment.at is None:
-            cut, _halves = cuts.cut(moment.positions)
-            effects = [effect for effect in cuts.world.effects if cuts.world.has(cut, effect.operation)]
-            yield effects, [], len(cuts.classes) <= UNSEEN
+            cut, _halves = points.cut(moment.positions)
+            effects = [effect for effect in points.fs.effects if points.fs.has(cut, effect.operation)]
+            yield effects, [], len(points.classes) <= UNSEEN
 
 
-def _every(cuts: CrashPoints) -> int:
+def _every(points: CrashPoints) -> int:
     """The number of operations after which losses are examined again: more than 1 if there are too many moments."""
-    return 1 + TREES * len(cuts.recording.operations) // most_of(cuts.recording)
-
-
-def _changes(effects: Sequence[Effect]) -> dict[int, list[Effect]]:
-    found: dict[int, list[Effect]] = {}
-    for effect in effects:
-        if effect.data and effect.node is not None:
-            found.setdefault(effect.node, []).append(effect)
-    return found
+    return 1 + TREES * len(points.recording.operations) // most_of(points.recording)
 
 
 def _names_lost(may: PossiblyLost) -> list[tuple[Effect, ...]]:
@@ -274,7 +275,7 @@ def _combinations(options: dict[int, list[Loss]], few: int, only_ends: bool) -> 
 
 
 def _left_of(
-    world: FilesystemModel,
+    fs: FilesystemModel,
     node: int,
     done: list[Effect],
     may: PossiblyLost,
@@ -285,12 +286,12 @@ def _left_of(
     stops = [index for index, change in enumerate(done) if change.operation.number in lost]
     if stops:  # the truncation is not in the journal, so the file is as before it
         before = done[: stops[0]]
-        return [Loss(world.content_after(node, before), tuple(change.operation for change in done[stops[0] :]))]
+        return [Loss(fs.content_after(node, before), tuple(change.operation for change in done[stops[0] :]))]
     safe = may.safe(node, lost)
     before, after = done[:safe], done[safe:]
     if not after:
         return []
-    content, whole = world.content_after(node, before), world.content_after(node, done)
+    content, whole = fs.content_after(node, before), fs.content_after(node, done)
     truncated = [index for index, change in enumerate(after) if change.size is not None]
     if truncated:
         cut = changed(content, after[: truncated[-1] + 1])

@@ -23,8 +23,8 @@ from torchaos.harness.crash_explorer.folder_contents import Blobs, Tree
 from torchaos.harness.crash_explorer.fuse_mount import FuseMount
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording, order, with_steps
 from torchaos.harness.crash_explorer.recording_log import RecordingLog
-from torchaos.harness.crash_explorer.resume_runs import asked_of, checkpoints_in
-from torchaos.harness.crash_explorer.s3_store import Served, is_stored
+from torchaos.harness.crash_explorer.resume_runs import assertions_for_resumes, checkpoints_in
+from torchaos.harness.crash_explorer.s3_store import StoreServer, is_stored
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.agent_plan import AgentPlan
 from torchaos.harness.protocol.collective_stamps import Stamp
@@ -116,7 +116,7 @@ def _lines(path: Path) -> list[Any]:
 def check(plan: Plan, now: RunDir) -> None:
     """Raises UsageError if the scenario can't be explored here. `now`: the folder in which the job will run."""
     checkpoints_in(plan, now)
-    asked_of(plan)
+    assertions_for_resumes(plan)
     if plan.job.replicas > 1:
         raise UsageError(f"{plan.scenario}: the replicas of a job do not die together; leave job.replicas out")
     if plan.job.resubmit_command or plan.job.resubmit_env:
@@ -215,5 +215,5 @@ class Recorded(Stoppable):
     def _execute(self, plan: Plan, folder: RunDir, notes: Path | None = None) -> None:
         if not folder.plan.exists():
             plan.write(folder.plan)
-        with Served(plan, folder, folder.logs / "store.log", notes) as served:
+        with StoreServer(plan, folder, folder.logs / "store.log", notes) as served:
             self._carry_out(Run(served.plan, folder))

@@ -24,15 +24,15 @@ from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.fuse_mount import ReadSet, ReadTracers
 from torchaos.harness.crash_explorer.recording_log import stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import (
-    Class,
     Outcome,
+    OutcomeClass,
     failed_at_once,
     failure,
     is_suspected,
     with_proof,
 )
 from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns, checkpoints_in
-from torchaos.harness.crash_explorer.resumers import LauncherResume, Shown, WarmResumes, difference
+from torchaos.harness.crash_explorer.resumers import LauncherResume, ResumeTrace, WarmResumes, difference
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.protocol.rank_files import MANIFESTS
 from torchaos.harness.record.rundir import RunDir
@@ -42,12 +42,12 @@ class ResumeChain:
     """Resumes the job from one state after the other. `stop` and `hurry` may be called from a signal handler."""
 
     def __init__(
-        self, trials: ResumeRuns, launcher: LauncherResume, forks: WarmResumes | None, home: Path,
+        self, runs: ResumeRuns, launcher: LauncherResume, forks: WarmResumes | None, home: Path,
         states: Sequence[State], done: Mapping[tuple[str, str], Outcome],
     ) -> None:  # fmt: skip
         """`done`: the outcomes so far, which the caller adds to. `forks`: None: ranks are not forked."""
-        self._trials, self._launcher, self._forks, self._done = trials, launcher, forks, done
-        self._reused = ReusedResumes(trials, home, states)
+        self._runs, self._launcher, self._forks, self._done = runs, launcher, forks, done
+        self._reused = ReusedResumes(runs, home, states)
         self._stopped = False
         self.notes: list[str] = []  # failures that only forked ranks had, one sentence each
 
@@ -63,7 +63,7 @@ class ResumeChain:
 
     @property
     def left(self) -> list[str]:
-        return [*self._launcher.left, *self._trials.left]
+        return [*self._launcher.left, *self._runs.left]
 
     def stop(self, reason: str) -> None:
         self._stopped = True
@@ -79,26 +79,26 @@ class ResumeChain:
         if self._forks:
             self._forks.close()
         self._reused.close()
-        self._trials.close()
+        self._runs.close()
 
-    def quick(self, state: State) -> Outcome | None:
+    def without_start(self, state: State) -> Outcome | None:
         """The outcome without a start of the job. None if ranks can't be forked."""
-        found = self._of_another(state)
+        found = self._reused_outcome(state)
         made = self._forks(state, self._reused.tracers) if self._forks and not found else None
         if made and not self._stopped:
             self._reused.learn(state, made)
         found = made.outcome if made else found
         return found and with_proof(found, self._done.values())
 
-    def confirmed(self, state: State, suspected: Outcome) -> Outcome | None:
+    def confirm(self, state: State, suspected: Outcome) -> Outcome | None:
         """The outcome of a state from which forked ranks have failed, by what the other starts have shown meanwhile, or
         by a start of the job."""
         found = with_proof(suspected, self._done.values())
         if is_suspected(found):
-            found = self._of_another(state) or suspected
-        return self.started(state, suspected) if is_suspected(found) else found
+            found = self._reused_outcome(state) or suspected
+        return self.by_start(state, suspected) if is_suspected(found) else found
 
-    def started(self, state: State, suspected: Outcome | None = None) -> Outcome | None:
+    def by_start(self, state: State, suspected: Outcome | None = None) -> Outcome | None:
         """The outcome of a start of the job. `suspected`: the failure of forked ranks; this is returned if the chain is
         stopped before there is another outcome."""
         again = suspected is None or suspected.mended is not False
@@ -132,22 +132,22 @@ class ResumeChain:
         elif made.outcome.mended is False if suspected is None else same:
             self._reused.learn_failure(state, made.reads)  # a failure that came once may be chance
 
-    def _of_another(self, state: State) -> Outcome | None:
+    def _reused_outcome(self, state: State) -> Outcome | None:
         return self._reused.of(state, self._done, self._forks)
 
     def _by_interpreters(self, state: State, again: bool, suspected: Outcome) -> Resume | None:
         """A resume by new interpreters. None if they must not decide."""
         known = any(not one.warm and failure(one) == failure(suspected) for one in self._done.values())
-        made = self._forks.anew(state, again, self._reused.every) if known and self._forks else None
+        made = self._forks.new_interpreters(state, again, self._reused.every) if known and self._forks else None
         return made if made and failure(made.outcome) == failure(suspected) else None
 
 
 _MOST_BYTES = 2 << 30  # of new checkpoints that are kept, of all resumes
-_STANDS = (Class.RIGHT, Class.LOST_WORK, Class.WRONG)
+_STANDS = (OutcomeClass.RIGHT, OutcomeClass.LOST_WORK, OutcomeClass.WRONG)
 
 
 @dataclass(frozen=True)
-class Resumed:
+class CachedResume:
     """One resume that may stand for others."""
 
     state: State
@@ -162,9 +162,9 @@ class Resumed:
 class ResumeCache:
     """The resumes that may stand for others, of one exploration."""
 
-    def __init__(self, trials: ResumeRuns, home: Path) -> None:
-        self._trials, self._home = trials, home
-        self._known: list[Resumed] = []
+    def __init__(self, runs: ResumeRuns, home: Path) -> None:
+        self._runs, self._home = runs, home
+        self._known: list[CachedResume] = []
         self._bytes = 0
         self._inventories: dict[Hashable, str] = {}  # of the checkpoints that are there after a resume
         shutil.rmtree(home, ignore_errors=True)
@@ -173,23 +173,23 @@ class ResumeCache:
         """Keeps the resume whose files are in the folder of resumes. `ended`: the job went on to its last step."""
         if found.kind not in _STANDS or found.from_step is None or self._bytes > _MOST_BYTES:
             return
-        trials, folder = self._trials, self._home / str(len(self._known))
-        root = checkpoints_in(trials.plan, trials.now)
-        was, now = trials.staged, stats_of(root)
+        runs, folder = self._runs, self._home / str(len(self._known))
+        root = checkpoints_in(runs.plan, runs.now)
+        was, now = runs.staged, stats_of(root)
         for path in (path for path in now if now[path] != was.get(path)):
             self._bytes += _put(root / path, folder / "files" / path)
-        for name, left_out in _parts(trials.now):
-            for own in _files(trials.now.root / name):
-                if own.name not in (left_out, *trials.manifests):
+        for name, left_out in _parts(runs.now):
+            for own in _files(runs.now.root / name):
+                if own.name not in (left_out, *runs.manifests):
                     _put(own, folder / name / own.name)
         gone = tuple(path for path in was if path not in now)
         until = 1 << 60 if ended else found.died_at_step
-        self._known.append(Resumed(state, questions, not found.warm, until, trials.staged_s, folder, gone))
+        self._known.append(CachedResume(state, questions, not found.warm, until, runs.staged_s, folder, gone))
 
     def of(self, state: State) -> Resume | None:
         """The resume of the state by that of a state that looks the same to the job. None if there is no such resume,
         or none that went on for long enough. `warm` of the outcome says how this other resume was started."""
-        died_at = self._trials.died_at(state)
+        died_at = self._runs.died_at(state)
         same = [one for one in self._known if died_at <= one.until and one.questions.same(one.state.tree, state.tree)]
         one = max(same, key=lambda each: each.cold, default=None)
         return None if one is None else self._put_on(state, one)
@@ -197,11 +197,11 @@ class ResumeCache:
     def close(self) -> None:
         shutil.rmtree(self._home, ignore_errors=True)
 
-    def _put_on(self, state: State, one: Resumed) -> Resume:
-        trials = self._trials
-        trials.stage(state, one.staged_s[0])
-        root = checkpoints_in(trials.plan, trials.now)
-        for own in map(root.joinpath, trials.staged):  # unchanged files must not look newer than the resume
+    def _put_on(self, state: State, one: CachedResume) -> Resume:
+        runs = self._runs
+        runs.stage(state, one.staged_s[0])
+        root = checkpoints_in(runs.plan, runs.now)
+        for own in map(root.joinpath, runs.staged):  # unchanged files must not look newer than the resume
             if own.is_file() and not own.is_symlink() and own.stat().st_nlink == 1:
                 os.utime(own, (one.staged_s[1], one.staged_s[1]))
         for gone in sorted(one.gone, reverse=True):
@@ -215,28 +215,28 @@ class ResumeCache:
             else:
                 _remove(to)
                 _put(path, to)
-        for name, _left_out in _parts(trials.now):
+        for name, _left_out in _parts(runs.now):
             for path in _files(one.folder / name):
-                _put(path, trials.now.root / name / path.name)
+                _put(path, runs.now.root / name / path.name)
         self._take_inventory(state, one, {path.relative_to(files).as_posix() for path in own_files})
-        made = trials.judge(state, False, 0.0, warm=not one.cold)
+        made = runs.judge(state, False, 0.0, warm=not one.cold)
         return replace(made, outcome=replace(made.outcome, like=one.state.name))
 
-    def _take_inventory(self, state: State, one: Resumed, put: Collection[str]) -> None:
+    def _take_inventory(self, state: State, one: CachedResume, put: Collection[str]) -> None:
         """Reads the checkpoints that are in the folder now. If the same resume has left the same files on another
         state, they were read before. `put`: the paths of the files and folders of the resume."""
-        trials, tree = self._trials, state.tree
-        root, inventory = checkpoints_in(trials.plan, trials.now), trials.now.artifacts / "inventory.json"
+        runs, tree = self._runs, state.tree
+        root, inventory = checkpoints_in(runs.plan, runs.now), runs.now.artifacts / "inventory.json"
         kept = {
             path: tree.files[path].digest if path in tree.files else tree.links.get(path, "")
-            for path in trials.staged if path not in put and os.path.lexists(root / path)
+            for path in runs.staged if path not in put and os.path.lexists(root / path)
         }  # fmt: skip
-        manifests = {path.name for path in _files(trials.now.agent_plan.parent / MANIFESTS)}
+        manifests = {path.name for path in _files(runs.now.agent_plan.parent / MANIFESTS)}
         key = one.folder, frozenset(kept.items()), frozenset(manifests)
         if key in self._inventories:
             write_atomically(inventory, self._inventories[key], private=True)
             return
-        trials.take_inventory()
+        runs.take_inventory()
         text = inventory.read_text() if inventory.exists() else ""
         if text and not json.loads(text)["problem"]:  # it was read to its end
             self._inventories[key] = text
@@ -318,11 +318,11 @@ _FIRST = 3  # resumes whose questions are noted in any case; later, only if this
 class ReusedResumes:
     """Which states have been resumed, and for which other states the result of each holds."""
 
-    def __init__(self, trials: ResumeRuns, home: Path, states: Sequence[State]) -> None:
-        self._trials = trials
+    def __init__(self, runs: ResumeRuns, home: Path, states: Sequence[State]) -> None:
+        self._runs = runs
         self.every = ReadTracers(home / "looking")  # for a resume whose questions are always noted
         self._failures = FailureCache(home, states)
-        self._resumes: ResumeCache | None = ResumeCache(trials, home / "standing")
+        self._resumes: ResumeCache | None = ResumeCache(runs, home / "standing")
         self._kept = self._skipped = 0  # resumes that may stand for others; states that needed no resume
         self.doubt = ""  # why resumes that trained stand for no others, as a sentence
 
@@ -350,16 +350,16 @@ class ReusedResumes:
     ) -> Outcome | None:
         """The outcome of the state by a resume from another state; None if there is none. The first such outcome is
         checked by `resume`; if it differs, no resume that trained stands for others from then on."""
-        found = self._failures.of(state, self._trials.died_at, done)
+        found = self._failures.of(state, self._runs.died_at, done)
         if found or self._resumes is None:
             return found
         stood = self._resumes.of(state)
         if stood and resume and not self._skipped:
-            shown = Shown.of(stood.record)
+            shown = ResumeTrace.of(stood.record)
             real = resume(state)
             if real is None:
                 return None
-            self.doubt = _doubt(stood.outcome, shown, real.outcome, Shown.of(real.record))
+            self.doubt = _doubt(stood.outcome, shown, real.outcome, ResumeTrace.of(real.record))
             if self.doubt:
                 self._resumes.close()
                 self._resumes = None
@@ -373,7 +373,7 @@ class ReusedResumes:
             self._resumes.close()
 
 
-def _doubt(found: Outcome, shown: Shown, real: Outcome, really: Shown) -> str:
+def _doubt(found: Outcome, shown: ResumeTrace, real: Outcome, really: ResumeTrace) -> str:
     same = real.kind is found.kind
     why = difference(shown, really) or ("" if same else f"it gives '{real.kind.value}', not '{found.kind.value}'")
     return why and (

@@ -22,7 +22,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 
 
-class Class(str, Enum):
+class OutcomeClass(str, Enum):
     """What a resume from one state led to. The members are in order from the worst to the best."""
 
     WRONG = "silently wrong"  # it continued, and its results or checkpoints differ from a run without the death
@@ -34,12 +34,16 @@ class Class(str, Enum):
 
     @property
     def exit_code(self) -> ExitCode:
-        if self is Class.RIGHT:
+        if self is OutcomeClass.RIGHT:
             return ExitCode.PASSED
-        return ExitCode.INCONCLUSIVE if self is Class.UNCLEAR else ExitCode.FAILED
+        return ExitCode.INCONCLUSIVE if self is OutcomeClass.UNCLEAR else ExitCode.FAILED
 
 
-FATAL = (Class.WRONG, Class.WONT_START, Class.HANGS)  # outcomes after which a person must repair something
+FATAL = (
+    OutcomeClass.WRONG,
+    OutcomeClass.WONT_START,
+    OutcomeClass.HANGS,
+)  # outcomes after which a person must repair something
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Outcome:
     digest: str  # of the state's files
     model: str  # the model of death
     died_at_step: int  # the highest global step before the death
-    kind: Class
+    kind: OutcomeClass
     reason: str
     assertion: str = ""  # the assertion that failed
     lost_steps: int | None = None  # compared with the newest complete checkpoint; None: none, or not known
@@ -75,14 +79,14 @@ class Outcome:
     def from_json(cls, raw: Mapping[str, Any]) -> Outcome:
         """The outcome, from its JSON. Raises ValueError, KeyError or TypeError if it is no outcome."""
         pairs = {name: tuple((pair[0], pair[1]) for pair in raw[name]) for name in ("moments", "files")}
-        return cls(**{**raw, **pairs, "kind": Class(raw["kind"])})
+        return cls(**{**raw, **pairs, "kind": OutcomeClass(raw["kind"])})
 
 
 @dataclass(frozen=True)
 class Seen:
     """The class of one resume, and the facts that decided it."""
 
-    kind: Class
+    kind: OutcomeClass
     reason: str
     assertion: str = ""
     lost_steps: int | None = None
@@ -113,30 +117,30 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
     failed_first = _first_start(run)
     if failed_first:
         again = any(event.data["submission"] > 0 for event in run.of_kind(Kind.JOB_STARTED))
-        return Seen(Class.WONT_START, failed_first, mended=got_past if again else None)
+        return Seen(OutcomeClass.WONT_START, failed_first, mended=got_past if again else None)
     if hung:
-        return Seen(Class.HANGS, run.stopped.data["reason"] if run.stopped else "nothing happened for too long")
-    for harm, kind in ((Harm.WRONG_RESULT, Class.WRONG), (Harm.LOST_WORK, Class.LOST_WORK)):
+        return Seen(OutcomeClass.HANGS, run.stopped.data["reason"] if run.stopped else "nothing happened for too long")
+    for harm, kind in ((Harm.WRONG_RESULT, OutcomeClass.WRONG), (Harm.LOST_WORK, OutcomeClass.LOST_WORK)):
         failed = (case for case in result.assertions(Verdict.FAILED) if harm_of(case.name) is harm and not case.follows)
         if case := next(failed, None):
             return Seen(kind, case.reason, case.name, case.measured.get("needless"))
     if not got_past and any(attempt > _died_in(run) for attempt in run.history.unplaced):
-        return Seen(Class.UNCLEAR, f"it is not known which steps it made: {result.reason}")
+        return Seen(OutcomeClass.UNCLEAR, f"it is not known which steps it made: {result.reason}")
     if not got_past and (blind := _blind_hook(run)):
-        return Seen(Class.UNCLEAR, f"its steps may not have been seen, because the agent's hook {blind} failed")
+        return Seen(OutcomeClass.UNCLEAR, f"its steps may not have been seen, because the agent's hook {blind} failed")
     if not got_past and run.exit_code == 0:
-        return Seen(Class.WONT_START, "the job ended with exit code 0, and made no step beyond the death")
+        return Seen(OutcomeClass.WONT_START, "the job ended with exit code 0, and made no step beyond the death")
     if not got_past:
         why = run.stopped.data["reason"] if run.stopped else "it made no step beyond the death"
-        return Seen(Class.UNCLEAR, why)
+        return Seen(OutcomeClass.UNCLEAR, why)
     unclear = [case for case in result.cases if case.verdict in (Verdict.INCONCLUSIVE, Verdict.ERROR)]
     if result.verdict is Verdict.INCONCLUSIVE and not unclear:
-        return Seen(Class.UNCLEAR, result.reason)
+        return Seen(OutcomeClass.UNCLEAR, result.reason)
     if unclear and not _was_done(run, due):
-        return Seen(Class.UNCLEAR, f"{unclear[0].name}: {unclear[0].reason}")
+        return Seen(OutcomeClass.UNCLEAR, f"{unclear[0].name}: {unclear[0].reason}")
     if result.verdict is Verdict.FAILED and not _was_done(run, due):
-        return Seen(Class.UNCLEAR, result.reason)
-    return Seen(Class.RIGHT, "" if _came_back(run, result) else "there was nothing left to train")
+        return Seen(OutcomeClass.UNCLEAR, result.reason)
+    return Seen(OutcomeClass.RIGHT, "" if _came_back(run, result) else "there was nothing left to train")
 
 
 def _came_back(run: Record, result: Result) -> bool:
@@ -200,7 +204,7 @@ SHOWN = (
 
 def is_suspected(outcome: Outcome) -> bool:
     """Whether only forked ranks have failed from this state."""
-    return outcome.warm and outcome.kind is not Class.RIGHT and not outcome.shown_by
+    return outcome.warm and outcome.kind is not OutcomeClass.RIGHT and not outcome.shown_by
 
 
 def with_proof(found: Outcome, before: Iterable[Outcome]) -> Outcome:
@@ -227,7 +231,7 @@ def may_pay(suspected: Outcome, before: Collection[Outcome]) -> bool:
     return suspected.from_step is None and 2 * saved >= len(same)
 
 
-def each_kind_first(outcomes: Sequence[Outcome], confirmed: Collection[Class]) -> list[Outcome]:
+def each_kind_first(outcomes: Sequence[Outcome], confirmed: Collection[OutcomeClass]) -> list[Outcome]:
     """The same outcomes: first one of each class that is not confirmed, then one of each kind of failure, then a second
     one of each, and so on."""
     seen, classes = Counter[tuple[str, ...]](), {*confirmed}

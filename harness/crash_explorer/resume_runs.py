@@ -23,12 +23,12 @@ from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.fs_model import State
-from torchaos.harness.crash_explorer.fuse_mount import ReadSet, ReadTracers, Traced
+from torchaos.harness.crash_explorer.fuse_mount import ReadSet, ReadTracers, TracedResume
 from torchaos.harness.crash_explorer.operations import Operation, Recording
 from torchaos.harness.crash_explorer.recording_log import Stats, stats_of
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome, seen_in
 from torchaos.harness.crash_explorer.s3_store import date_objects
-from torchaos.harness.crash_explorer.synthetic_crash import cut_together
+from torchaos.harness.crash_explorer.synthetic_crash import truncate_all
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import Harm, Need, UsageError
 from torchaos.harness.protocol.agent_plan import AgentPlan
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"\d+")  # in the name of a manifest: rank, attempt, its nu
 _JUDGED = (Harm.WRONG_RESULT, Harm.LOST_WORK)
 
 
-def asked_of(plan: Plan) -> tuple[Named, ...]:
+def assertions_for_resumes(plan: Plan) -> tuple[Named, ...]:
     """The scenario's assertions that judge a resume. Assertions about its speed or its end are left out: the harness
     starts the launcher, and ends the resume a few steps after the death."""
     found = tuple(
@@ -99,9 +99,11 @@ class ResumeRuns:
         self._last: tuple[Record, Sequence[Record], Result]  # the record, twins and result of the last resume
         self._manifests = saves_of(recorded.agent_plan.parent / MANIFESTS, self.recorded)
         job = replace(plan.job, resubmit_times=1, resubmit_delay_s=0.0)  # a second start may succeed
-        self.plan = replace(plan, job=job, faults=(), steady_state=(), stop=(), until=(), asserts=asked_of(plan))
+        self.plan = replace(
+            plan, job=job, faults=(), steady_state=(), stop=(), until=(), asserts=assertions_for_resumes(plan)
+        )
         self.due = final_step(twins[0]) if twins else self.recorded.history.last_step
-        self.died_in = max((attempt.number for attempt in self.recorded.history.attempts), default=0)
+        self.died_in_attempt = max((attempt.number for attempt in self.recorded.history.attempts), default=0)
         ends = self.recorded.of_kind(Kind.AGENT_ENDED, Kind.RANK_EXITED, Kind.JOB_EXITED)
         self._ended_s = min(
             (end.mono_s for end in ends if end.mono_s > synthetic_crash.death_s(self.recorded)), default=math.inf
@@ -183,7 +185,7 @@ class ResumeRuns:
         `tracers` note what the job asks of the checkpoint folder."""
         began_s = time.monotonic()
         folder = self.stage(state)
-        traced = Traced(checkpoints_in(self.plan, folder), tracers)
+        traced = TracedResume(checkpoints_in(self.plan, folder), tracers)
         with traced:
             hung = carry_out(folder)
         self.left += traced.left
@@ -196,10 +198,10 @@ class ResumeRuns:
 
     def judge(self, state: State, hung: bool, seconds: float, warm: bool = False) -> Resume:
         """The outcome of the resume that is in the folder. Raises ChaosError if it can't be read."""
-        run, twins = cut_together(Record.load(self.now), self.twins, self.plan.job.world_size)
-        run = synthetic_crash.less_missed_death(run)
+        run, twins = truncate_all(Record.load(self.now), self.twins, self.plan.job.world_size)
+        run = synthetic_crash.without_missed_death(run)
         if not any(_checkpoints(record) for record in (run, *twins)):  # the death came before the first checkpoint
-            run = replace(run, plan=_less_inventory(run.plan))
+            run = replace(run, plan=_without_inventory(run.plan))
         result = judged(run, twins, self.recorded, str(self.now.root), empty=not state.tree.files)
         self._last = run, twins, result
         seen = seen_in(run, result, self.due, hung)
@@ -265,7 +267,7 @@ def judged(
     checkpoint yet, then an assertion about checkpoints that is inconclusive does not count. `empty`: there was no file
     in the checkpoint folder."""
     result = verdict_of(run, twins, folder)
-    if result.verdict is not Verdict.INCONCLUSIVE or not _had_none(run, recorded, empty):
+    if result.verdict is not Verdict.INCONCLUSIVE or not _had_no_checkpoint(run, recorded, empty):
         return result
     unsure = {
         case.name for case in result.assertions(Verdict.INCONCLUSIVE)
@@ -275,7 +277,7 @@ def judged(
     return verdict_of(replace(run, plan=replace(run.plan, asserts=kept)), twins, folder) if kept else result
 
 
-def _had_none(run: Record, recorded: Record, empty: bool) -> bool:
+def _had_no_checkpoint(run: Record, recorded: Record, empty: bool) -> bool:
     """Whether the job loaded nothing after its death and began with the first step, and no save could have become a
     checkpoint before the death. False if the job had made a step, there were files, and not all saves of the recorded
     run were seen."""
@@ -296,7 +298,7 @@ def _checkpoints(record: Record) -> bool:
     return bool((record.artifacts.get("inventory") or {}).get("checkpoints"))
 
 
-def _less_inventory(plan: Plan) -> Plan:
+def _without_inventory(plan: Plan) -> Plan:
     """The plan without the assertions that need the inventory of checkpoints."""
     kept = (
         assertion

@@ -20,7 +20,7 @@ from typing import Any
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.fuse_mount import ReadTracers
-from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.resume_outcomes import OutcomeClass
 from torchaos.harness.crash_explorer.resume_runs import Patience, Resume, ResumeRuns, StopRule
 from torchaos.harness.crash_explorer.synthetic_crash import RECORDED
 from torchaos.harness.interfaces import ChaosError
@@ -37,9 +37,9 @@ _LOOK_S = 0.05
 class LauncherResume(Stoppable):
     """Cold resumes, one after the other. `stop` may be called from a signal handler."""
 
-    def __init__(self, trials: ResumeRuns, beyond: int, patience_s: float, reproduce: Sequence[str]) -> None:
+    def __init__(self, runs: ResumeRuns, beyond: int, patience_s: float, reproduce: Sequence[str]) -> None:
         super().__init__()
-        self._trials, self._beyond, self.patience_s = trials, beyond, patience_s
+        self._runs, self._beyond, self.patience_s = runs, beyond, patience_s
         self._reproduce = list(reproduce)
         self.on_event: Callable[[Event], None] = lambda event: None
 
@@ -47,18 +47,18 @@ class LauncherResume(Stoppable):
         """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more.
         `tracers` note what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started or
         judged."""
-        plan = self._trials.plan
+        plan = self._runs.plan
         once = replace(plan, job=replace(plan.job, resubmit_times=0))
 
         def carry_out(folder: RunDir) -> bool:
-            watch = _Watch(StopRule(self._trials.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
+            watch = _Watch(StopRule(self._runs.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
             watch.listen = self.on_event
             run = watch.run = Run(plan if again else once, folder, self._reproduce, watch)
             run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
             self._carry_out(run)
             return watch.hung
 
-        return self._trials.resume(state, carry_out, tracers)
+        return self._runs.resume(state, carry_out, tracers)
 
 
 class _Watch:
@@ -66,8 +66,8 @@ class _Watch:
 
     run: Run
 
-    def __init__(self, goal: StopRule, patience_s: float) -> None:
-        self._goal, self._patience_s = goal, patience_s
+    def __init__(self, stop_rule: StopRule, patience_s: float) -> None:
+        self._stop_rule, self._patience_s = stop_rule, patience_s
         self.hung = False
         self.listen: Callable[[Event], None] = lambda event: None
 
@@ -87,7 +87,7 @@ class _Watch:
         patience = Patience(self._patience_s, time.monotonic())
         while not ended.wait(_LOOK_S):
             events = journal.snapshot()
-            if self._goal.is_reached(events):
+            if self._stop_rule.is_reached(events):
                 self.run.stop("the resume went on beyond the death", interrupted=False, enough=True)
                 return
             if patience.is_over(events, time.monotonic()):
@@ -107,12 +107,12 @@ class WarmResumes:
     outcome of a cold resume. None if ranks can't be forked. `stop` may be called from a signal handler."""
 
     def __init__(
-        self, trials: ResumeRuns, cold: LauncherResume, beyond: int, home: Path, right: State | None = None
+        self, runs: ResumeRuns, cold: LauncherResume, beyond: int, home: Path, right: State | None = None
     ) -> None:
         """`right`: a state from which the job is known to resume correctly; warm and cold resumes are compared
         there."""
         self._right = right
-        self._trials, self._cold, self._beyond, self._home = trials, cold, beyond, home
+        self._runs, self._cold, self._beyond, self._home = runs, cold, beyond, home
         self._run_id = f"{home.name}-warm-{secrets.token_hex(4)}"
         self._ranks: dict[int, RankCommand] = {}
         self._parent: ForkServer | None = None
@@ -163,13 +163,13 @@ class WarmResumes:
             self.close()
             return None
 
-    def anew(self, state: State, again: bool, tracers: ReadTracers | None) -> Resume | None:
+    def new_interpreters(self, state: State, again: bool, tracers: ReadTracers | None) -> Resume | None:
         """A resume by ranks that are new interpreters, without the job's launcher. `again`: ranks that fail are started
         once more. None if no ranks can be started."""
         if self._off or self._stopped or not self._checked:
             return None
         try:
-            made = self._resume(state, tracers, 2 if again else 1, anew=True)
+            made = self._resume(state, tracers, 2 if again else 1, new_interpreters=True)
         except ChaosError:
             return None
         return replace(made, outcome=replace(made.outcome, warm=False))
@@ -183,25 +183,25 @@ class WarmResumes:
         self._cold.on_event = lambda event: None
         if self._stopped:
             return None
-        if cold.outcome.kind is not Class.RIGHT:  # tries again with another state
+        if cold.outcome.kind is not OutcomeClass.RIGHT:  # tries again with another state
             self._tries += 1
             why = f"none of the first {self._tries} states was resumed rightly, so there was nothing to compare with"
             self._off = why if self._tries == _TRIES else ""
             return cold
-        self._checked, shown = True, Shown.of(cold.record)
+        self._checked, shown = True, ResumeTrace.of(cold.record)
         if wrong := next((command for command in commands.values() if isinstance(command, str)), ""):
             self._off = wrong
             return cold
         self._ranks = {rank: command for rank, command in sorted(commands.items()) if isinstance(command, RankCommand)}
-        if len(self._ranks) != self._trials.plan.job.world_size:
-            self._off = f"{len(self._ranks)} of {self._trials.plan.job.world_size} ranks were seen"
+        if len(self._ranks) != self._runs.plan.job.world_size:
+            self._off = f"{len(self._ranks)} of {self._runs.plan.job.world_size} ranks were seen"
             return cold
         self._parent = self._new_parent()
-        if not self._learn(self._trials.imported):
+        if not self._learn(self._runs.imported):
             self._resume(state)  # from here on, the parent has imported what this resume imports
         warm = self._resume(state) if not self._off else None
         if warm and not self._stopped:
-            self._off = difference(shown, Shown.of(warm.record))
+            self._off = difference(shown, ResumeTrace.of(warm.record))
         return replace(cold, record=warm.record) if warm else cold
 
     def _new_parent(self) -> ForkServer:
@@ -238,34 +238,34 @@ class WarmResumes:
         )
 
     def _resume(
-        self, state: State, tracers: ReadTracers | None = None, starts: int = 2, anew: bool = False
+        self, state: State, tracers: ReadTracers | None = None, starts: int = 2, new_interpreters: bool = False
     ) -> Resume:  # fmt: skip
         """Resumes by forked ranks, or by new interpreters. Raises ChaosError if the parent is gone."""
         assert self._parent
-        parent, trials = self._parent, self._trials
+        parent, runs = self._parent, self._runs
         untouched = False
 
         def carry_out(folder: RunDir) -> bool:
             nonlocal untouched
-            trials.agent_plan(self._run_id, *(() if anew else ("imported",))).write(folder.agent_plan)
-            goal = StopRule(trials.died_at(state), self._beyond, len(self._ranks))
+            runs.agent_plan(self._run_id, *(() if new_interpreters else ("imported",))).write(folder.agent_plan)
+            stop_rule = StopRule(runs.died_at(state), self._beyond, len(self._ranks))
             run = self._current = ForkedResume(
-                parent, list(self._ranks.values()), self._run_id, folder, goal, self._cold.patience_s, trials.died_in,
-                starts, anew,
+                parent, list(self._ranks.values()), self._run_id, folder, stop_rule, self._cold.patience_s,
+                runs.died_in_attempt, starts, new_interpreters,
             )  # fmt: skip
             if self._stopped:
                 run.stop()
-            hung = run(trials.is_untouched)
-            untouched = trials.is_untouched()
+            hung = run(runs.is_untouched)
+            untouched = runs.is_untouched()
             return hung
 
-        made = trials.resume(state, carry_out, tracers, warm=True)
-        self._learn(trials.now.imported)
+        made = runs.resume(state, carry_out, tracers, warm=True)
+        self._learn(runs.now.imported)
         outcome = made.outcome
-        if outcome.kind is not Class.WONT_START or outcome.from_step is not None:
+        if outcome.kind is not OutcomeClass.WONT_START or outcome.from_step is not None:
             return made
         mended = False if untouched and outcome.mended is None else outcome.mended
-        printed = digest_of((trials.now.logs / "job-0.log").read_text())
+        printed = digest_of((runs.now.logs / "job-0.log").read_text())
         return replace(made, outcome=replace(outcome, mended=mended, printed=printed))
 
 
@@ -286,7 +286,7 @@ def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ResumeTrace:
     """The parts of a resume that are compared. `steps`: the values of _COMPARED, by step and rank. `loads`: path, rank,
     whether it succeeded."""
 
@@ -294,7 +294,7 @@ class Shown:
     loads: frozenset[tuple[str, int, bool]]
 
     @classmethod
-    def of(cls, record: Record) -> Shown:
+    def of(cls, record: Record) -> ResumeTrace:
         """Reads the record's files, which are gone when the next resume is prepared."""
         last = max((attempt.number for attempt in record.history.attempts), default=0)
         steps = {
@@ -305,7 +305,7 @@ class Shown:
         return cls(steps, frozenset((load.path, load.rank, load.ok) for load in record.history.loads))
 
 
-def difference(cold: Shown, warm: Shown) -> str:
+def difference(cold: ResumeTrace, warm: ResumeTrace) -> str:
     """The first difference between the two resumes, as a clause; empty if there is none. Compares the steps that both
     made: losses, learning rates, samples, parameters, and the saves and loads."""
     common = cold.steps.keys() & warm.steps.keys()

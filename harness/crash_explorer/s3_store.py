@@ -210,8 +210,8 @@ _END_S = 60.0
 
 
 def in_folder(plan: Plan) -> Plan:
-    """The plan with its checkpoints in a folder below {run}, if they are in an S3 store: `Served` serves that folder to
-    the job. Raises UsageError if the job can't have such a store."""
+    """The plan with its checkpoints in a folder below {run}, if they are in an S3 store: `StoreServer` serves that
+    folder to the job. Raises UsageError if the job can't have such a store."""
     job, place = plan.job, plan.job.checkpoints or ""
     if "://" not in place:
         return plan
@@ -253,7 +253,7 @@ def store_in_shell(env: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]
     return lines, {name: value for name, value in env.items() if name not in own}
 
 
-class Served:
+class StoreServer:
     """The plan of a job that runs in `folder`, in a `with` block. If its checkpoints are in a store, the store lives
     during the block. `log`: the log of the store; `notes`: the folder for the notes of a recording."""
 
@@ -262,7 +262,7 @@ class Served:
         self._folder, self._log, self._notes = folder, log, notes
         self._server: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> StoreServer:
         """Raises ChaosError if the store can't be started."""
         if not is_stored(self.plan):
             return self

@@ -20,7 +20,7 @@ from functools import cache, partial
 
 from torchaos.harness.crash_explorer import power_loss
 from torchaos.harness.crash_explorer.crash_points import CrashPoints
-from torchaos.harness.crash_explorer.fs_model import Cut, FilesystemModel, Gathered, State, choose
+from torchaos.harness.crash_explorer.fs_model import Cut, FilesystemModel, State, StateSet, choose
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.power_loss import Persistence
 from torchaos.harness.crash_explorer.s3_store import is_stored
@@ -33,16 +33,15 @@ PROCESS_DEATH = "process death"
 def process_death_states(recording: Recording, symmetry: bool = True, seed: int = 0) -> Iterator[State]:
     """The states that the death of all processes can leave. `symmetry`: ranks that do the same operations count as
     equal. `seed`: used to choose, if there are too many moments to examine."""
-    return of_cuts(CrashPoints(recording, symmetry, seed))
+    return states_at(CrashPoints(recording, symmetry, seed))
 
 
-def of_cuts(cuts: CrashPoints) -> Iterator[State]:
-    """The states that the death of all processes can leave at the moments of `cuts`."""
-    found = Gathered(cuts.recording, PROCESS_DEATH, "process-death")
-    for moment in cuts.classes:
-        cut, halves = cuts.cut(moment.positions)
-        done = [op for op in cuts.recording.operations if cuts.world.has(cut, op) or op.number in halves]
-        found.add(cuts.tree(moment), done, moment.seen, done=cut)
+def states_at(points: CrashPoints) -> Iterator[State]:
+    """The states that the death of all processes can leave at the moments of `points`."""
+    found = StateSet(points.recording, PROCESS_DEATH, "process-death")
+    for moment in points.classes:
+        cut, _halves = points.cut(moment.positions)
+        found.add(points.tree(moment), points.done(moment), moment.seen, done=cut)
     yield from found
 
 
@@ -55,31 +54,31 @@ def node_death_states(
 ) -> Iterator[State]:
     """The states that the death of one node can leave. `nodes`: the node of each rank. `noticed_s`: the most seconds of
     the recorded run for which the other ranks continue."""
-    world = FilesystemModel(recording)
-    found = Gathered(recording, NODE_DEATH, "node-death")
+    fs = FilesystemModel(recording)
+    found = StateSet(recording, NODE_DEATH, "node-death")
     for node in sorted(set(nodes.values())):
         dead = {rank for rank, its in nodes.items() if its == node}
         tried: set[tuple[int, ...]] = set()
-        for cut, times in _cuts(recording, world, dead, noticed_s):
+        for cut, times in _cuts(recording, fs, dead, noticed_s):
             if not times and tuple(cut.values()) in tried:
                 continue
             tried.add(tuple(cut.values()))
-            effects = [effect for effect in world.effects if world.has(cut, effect.operation)]
+            effects = [effect for effect in fs.effects if fs.has(cut, effect.operation)]
             lost = [effect for effect in effects if local and effect.operation.rank in dead]
-            tree = world.tree_of([effect for effect in effects if effect not in lost]) if lost else world.tree(cut)
+            tree = fs.tree_of([effect for effect in effects if effect not in lost]) if lost else fs.tree(cut)
             done = [effect.operation for effect in effects]
             found.add(tree, done, times, tuple(effect.operation for effect in lost), cut)
     yield from found
 
 
 def _cuts(
-    recording: Recording, world: FilesystemModel, dead: set[int], noticed_s: float
+    recording: Recording, fs: FilesystemModel, dead: set[int], noticed_s: float
 ) -> Iterator[tuple[Cut, tuple[tuple[float, float], ...]]]:
     """Yields how many operations each rank has done when the job is over, and (begin, end) of the times at which that
     happened in the recorded run. The node dies after any operation, and the job is over after any operation that
     survivors may still do. Of the moments between three writes to one file, only the first is used."""
     operations = recording.operations
-    needs = {effect.operation.number: set(effect.needs) for effect in world.effects}
+    needs = {effect.operation.number: set(effect.needs) for effect in fs.effects}
     for a, b in recording.before:
         needs[b].add(a)
     threes = (line[at : at + 3] for line in recording.lines.values() for at in range(len(line) - 2))
@@ -97,7 +96,7 @@ def _cuts(
         for operation in operations[at:]:
             if operation.rank in blocked:
                 continue
-            missing = (need for need in needs[operation.number] if not world.has(cut, operations[need]))
+            missing = (need for need in needs[operation.number] if not fs.has(cut, operations[need]))
             if operation.ended_s > since + noticed_s or next(missing, None) is not None:
                 blocked.add(operation.rank)
                 continue
@@ -116,14 +115,14 @@ Nodes = Mapping[int, int]  # the node of each rank
 Moments = Callable[[], CrashPoints]  # finds all moments of a recording, once
 
 
-def _power_loss(_recording: Recording, _nodes: Nodes, cuts: Moments, persistence: Persistence) -> Iterator[State]:
-    return power_loss.of_cuts(cuts(), persistence)
+def _power_loss(_recording: Recording, _nodes: Nodes, points: Moments, persistence: Persistence) -> Iterator[State]:
+    return power_loss.states_at(points(), persistence)
 
 
 _OF_POWER = {f"power-loss-{promise.value}": partial(_power_loss, persistence=promise) for promise in Persistence}
 # By the name on the command line.
 MODELS: Mapping[str, Callable[[Recording, Nodes, Moments], Iterator[State]]] = {
-    "process-death": lambda _recording, _nodes, cuts: of_cuts(cuts()),
+    "process-death": lambda _recording, _nodes, points: states_at(points()),
     "node-death": lambda recording, nodes, _cuts: node_death_states(recording, nodes),
     "node-death-local": lambda recording, nodes, _cuts: node_death_states(recording, nodes, local=True),
     **_OF_POWER,
@@ -152,9 +151,9 @@ def nodes_of(job: PlannedJob) -> Nodes:
 
 def state_named(recording: Recording, nodes: Nodes, name: str) -> State:
     """The state of this name, whatever crash model made it. Raises UsageError if there is none."""
-    cuts = cache(partial(CrashPoints, recording))
+    points = cache(partial(CrashPoints, recording))
     for model in MODELS:
-        if found := next((state for state in MODELS[model](recording, nodes, cuts) if state.name == name), None):
+        if found := next((state for state in MODELS[model](recording, nodes, points) if state.name == name), None):
             return found
     raise UsageError(f"{name}: the recorded run has no state of this name; report.html lists those that were tried")
 
@@ -176,11 +175,11 @@ class Choice:
 
 def chosen(recording: Recording, models: Sequence[str], nodes: Nodes, most: int | None, seed: int) -> Choice:
     """At most `most` states with different contents of the folder. The seed reproduces the choice."""
-    cuts = cache(partial(CrashPoints, recording))
-    found = choose((state for model in models for state in MODELS[model](recording, nodes, cuts)), most, seed)
+    points = cache(partial(CrashPoints, recording))
+    found = choose((state for model in models for state in MODELS[model](recording, nodes, points)), most, seed)
     states = [state for group in found.equal for state in {each.model: each for each in reversed(group)}.values()]
     words, of_power = found.in_words, not _OF_POWER.keys().isdisjoint(models)
-    if not set(models) <= set(_OF_NODES) and (cuts().drawn or (of_power and not power_loss.examines_all(cuts()))):
+    if not set(models) <= set(_OF_NODES) and (points().drawn or (of_power and not power_loss.examines_all(points()))):
         operations = len(recording.operations)
         words += f". There may be more: the run made {operations} operations, and not every moment was examined"
     elif of_power:

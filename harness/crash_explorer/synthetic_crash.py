@@ -55,7 +55,7 @@ def with_death(plan: Plan) -> Plan:
     return replace(plan, faults=(*earlier, death), steady_state=(), stop=(), until=())
 
 
-def less_missed_death(run: Record) -> Record:
+def without_missed_death(run: Record) -> Record:
     """The run without the death in its plan if the job died before a rank was up: no rank was hit."""
     if next(run.of_fault(DEATH, Kind.APPLYING), None) is not None:
         return run
@@ -201,7 +201,7 @@ class Cut:
     wall_s: float
 
 
-def cut_of(events: Iterable[Event], ranks: int) -> Cut | None:
+def truncate(events: Iterable[Event], ranks: int) -> Cut | None:
     """The cut of a run that was ended on purpose. None if some rank of its newest attempt made no step."""
     steps = [event for event in events if event.kind is Kind.STEP and event.attempt is not None]
     newest = max((event.attempt or 0 for event in steps), default=0)
@@ -216,9 +216,9 @@ def cut_of(events: Iterable[Event], ranks: int) -> Cut | None:
     return Cut(newest, last, slowest.mono_s, slowest.wall_s)
 
 
-def cut_together(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Record, list[Record]]:
+def truncate_all(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Record, list[Record]]:
     """The run and its twins, cut at the same step. Unchanged if the run was not ended on purpose."""
-    cut = cut_of(run.events, ranks) if run.ended_on_purpose else None
+    cut = truncate(run.events, ranks) if run.ended_on_purpose else None
     if cut is None:
         return run, list(twins)
     before = (event for event in run.events if event.attempt != cut.attempt)

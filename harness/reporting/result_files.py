@@ -60,8 +60,8 @@ from xml.etree import ElementTree
 
 from junit_xml import TestCase, TestSuite
 
-from torchaos.harness.crash_explorer.exploration_summary import Explored
-from torchaos.harness.crash_explorer.resume_outcomes import Class, is_suspected
+from torchaos.harness.crash_explorer.exploration_summary import ExplorationSummary
+from torchaos.harness.crash_explorer.resume_outcomes import OutcomeClass, is_suspected
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.plan import Plan, counted
 from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdict, root_first
@@ -88,10 +88,10 @@ def write_json(results: Sequence[Result], path: Path, repeats: Sequence[Repeats]
     write_atomically(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
-def to_json(found: Explored, result: Result) -> dict[str, Any]:
+def to_json(found: ExplorationSummary, result: Result) -> dict[str, Any]:
     began_s = found.recording.began_s
     counts = Counter(one.kind.value for one in found.outcomes)
-    unconfirmed = {kind.value: count for kind in Class if (count := found.unconfirmed(kind))}
+    unconfirmed = {kind.value: count for kind in OutcomeClass if (count := found.unconfirmed(kind))}
     outcomes = [
         {
             **one.to_json(), "confirmed": not is_suspected(one),

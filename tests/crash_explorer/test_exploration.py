@@ -14,16 +14,16 @@ from resumes import recorded
 from torchaos.harness.crash_explorer import exploration as module
 from torchaos.harness.crash_explorer import resume_chain
 from torchaos.harness.crash_explorer.exploration import Exploration, Limits, read_outcomes
-from torchaos.harness.crash_explorer.exploration_summary import Explored
+from torchaos.harness.crash_explorer.exploration_summary import ExplorationSummary
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.fuse_mount import ReadSet
 from torchaos.harness.crash_explorer.recording_log import Query
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass
 from torchaos.harness.crash_explorer.resume_runs import Resume
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.rundir import RunDir
 
-Explore = Callable[..., tuple[Explored, list[str]]]
+Explore = Callable[..., tuple[ExplorationSummary, list[str]]]
 
 
 def _resume(outcome: Outcome, reads: ReadSet | None = None) -> Resume:
@@ -38,7 +38,7 @@ class Forks:
 
     def __init__(self, *_words: Any) -> None: ...
     def __call__(self, _state: State, _tracers: object = None) -> Any: ...
-    def anew(self, _state: State, _again: bool, _tracers: object) -> Any: ...
+    def new_interpreters(self, _state: State, _again: bool, _tracers: object) -> Any: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
@@ -72,7 +72,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
 
     doubts: dict[str, str] = {}
 
-    def go(stop_after: int = 1000, doubt: str = "", **limits: Any) -> tuple[Explored, list[str]]:
+    def go(stop_after: int = 1000, doubt: str = "", **limits: Any) -> tuple[ExplorationSummary, list[str]]:
         doubts["why"] = doubt
         tried: list[str] = []
         found = Exploration(
@@ -91,7 +91,7 @@ def explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explore:
                 getattr(go, "log", []).append(f"cold {state.name}")
                 if len(tried) == stop_after:
                     found.stop("SIGINT")
-                kind, reads = getattr(go, "cold", (Class.RIGHT, None))
+                kind, reads = getattr(go, "cold", (OutcomeClass.RIGHT, None))
                 return _resume(outcome_of(state, kind, "no"), reads)
 
         monkeypatch.setattr(module, "LauncherResume", Cold)
@@ -169,7 +169,7 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     """The first failure of each class gets a cold start at once; forked ranks try all other states before the next cold
     start, which takes much longer. An interrupted exploration goes on with those that wait."""
     forked: list[str] = []
-    kinds = [Class.RIGHT, Class.LOST_WORK, Class.LOST_WORK, Class.WRONG]
+    kinds = [OutcomeClass.RIGHT, OutcomeClass.LOST_WORK, OutcomeClass.LOST_WORK, OutcomeClass.WRONG]
 
     class Warm(Forks):
         def __call__(self, state: State, _tracers: object = None) -> Any:
@@ -183,11 +183,11 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     assert (forked, cold) == (everything[:4], [everything[1], everything[3]])
     assert [outcome.state for outcome in first.outcomes] == everything[:3]
     assert (first.unfinished, first.exit_code) == ("SIGINT", 2)
-    assert [first.unconfirmed(kind) for kind in (Class.LOST_WORK, Class.WRONG)] == [1, 0]
+    assert [first.unconfirmed(kind) for kind in (OutcomeClass.LOST_WORK, OutcomeClass.WRONG)] == [1, 0]
     del forked[3]  # the state under way is tried once more
     second, cold = explore(warm=True)
     assert (forked, cold) == (everything, [everything[3], everything[2]])
-    assert [outcome.kind for outcome in second.outcomes] == [Class.RIGHT] * len(everything)
+    assert [outcome.kind for outcome in second.outcomes] == [OutcomeClass.RIGHT] * len(everything)
     assert "forked ranks gave 'silently wrong' (in 4), and a cold start 'resumed rightly'" in second.notes[-2]
 
 
@@ -202,17 +202,17 @@ def test_one_state_of_each_class_is_confirmed_before_the_time_is_over(
     class Warm(Forks):
         def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
-            return _resume(replace(outcome_of(state, Class.WRONG, "no"), warm=True, from_step=5))
+            return _resume(replace(outcome_of(state, OutcomeClass.WRONG, "no"), warm=True, from_step=5))
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
-    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _runs, _state, found, _before: found)
     over = property(lambda _self: "" if len(forked) < len(everything) else "the time is over")
     monkeypatch.setattr(Exploration, "_over", over)
-    monkeypatch.setattr(explore, "cold", (Class.WRONG, None), raising=False)
+    monkeypatch.setattr(explore, "cold", (OutcomeClass.WRONG, None), raising=False)
     found, cold = explore(warm=True)
     assert (forked, cold) == (everything, everything[:1])
-    assert [outcome.kind for outcome in found.outcomes] == [Class.WRONG] * len(everything)
-    assert found.unconfirmed(Class.WRONG) == len(everything) - 1
+    assert [outcome.kind for outcome in found.outcomes] == [OutcomeClass.WRONG] * len(everything)
+    assert found.unconfirmed(OutcomeClass.WRONG) == len(everything) - 1
     assert (found.exit_code, found.unfinished) == (1, "the time is over")
 
 
@@ -226,20 +226,21 @@ def test_a_failure_before_the_first_step_stands_for_all_states_that_look_the_sam
     class Warm(Forks):
         def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
-            kind = Class.WONT_START if "last.pt" in state.tree.files else Class.RIGHT
+            kind = OutcomeClass.WONT_START if "last.pt" in state.tree.files else OutcomeClass.RIGHT
             return _resume(replace(outcome_of(state, kind, "no"), warm=True))
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
     states = choice(saves(tmp_path)).states
     names = ReadSet(frozenset({(Query.NAMES, ""), (Query.IS, "nothing")}))
-    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
-    monkeypatch.setattr(explore, "cold", (Class.WONT_START, names), raising=False)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _runs, _state, found, _before: found)
+    monkeypatch.setattr(explore, "cold", (OutcomeClass.WONT_START, names), raising=False)
     found, cold = explore(warm=True)
     by_names = {frozenset(state.tree.names[""]): state.name for state in reversed(states)}
     assert 1 < len(by_names) < len(states)
     assert forked == [state.name for state in states if state.name in by_names.values()]
     assert cold == [name for name in forked if name != states[0].name]
-    assert [outcome.kind for outcome in found.outcomes] == [Class.RIGHT] + [Class.WONT_START] * (len(states) - 1)
+    failed = [OutcomeClass.WONT_START] * (len(states) - 1)
+    assert [outcome.kind for outcome in found.outcomes] == [OutcomeClass.RIGHT, *failed]
     alike = [outcome for outcome in found.outcomes if outcome.like]
     assert len(alike) == len(states) - len(forked)
     assert all(outcome.like in cold and not outcome.warm for outcome in alike)
@@ -255,8 +256,10 @@ def test_a_failure_that_came_once_stands_for_no_other_state(
 ) -> None:
     """Without forked ranks, and without a second start, one failed start may be chance, such as a port that is in use.
     All states are resumed."""
-    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
-    monkeypatch.setattr(explore, "cold", (Class.WONT_START, ReadSet(frozenset({(Query.NAMES, "")}))), raising=False)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _runs, _state, found, _before: found)
+    monkeypatch.setattr(
+        explore, "cold", (OutcomeClass.WONT_START, ReadSet(frozenset({(Query.NAMES, "")}))), raising=False
+    )
     found, cold = explore()
     assert cold == [state.name for state in choice(saves(tmp_path)).states]
     assert not any(outcome.like for outcome in found.outcomes)
@@ -272,13 +275,13 @@ def test_cold_starts_that_stand_for_no_other_state_come_last(
     class Warm(Forks):
         def __call__(self, state: State, _tracers: object = None) -> Any:
             log.append(state.name)
-            return _resume(replace(outcome_of(state, Class.WONT_START, "no"), warm=True))
+            return _resume(replace(outcome_of(state, OutcomeClass.WONT_START, "no"), warm=True))
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
-    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _runs, _state, found, _before: found)
     states = choice(saves(tmp_path)).states
     asked = {(Query.NAMES, ""), *((Query.BYTES, path) for state in states for path in state.tree.files)}
-    monkeypatch.setattr(explore, "cold", (Class.WONT_START, ReadSet(frozenset(asked))), raising=False)
+    monkeypatch.setattr(explore, "cold", (OutcomeClass.WONT_START, ReadSet(frozenset(asked))), raising=False)
     monkeypatch.setattr(explore, "log", log, raising=False)
     found, cold = explore(warm=True)
     everything = [state.name for state in states]
@@ -301,21 +304,23 @@ def test_a_failure_that_the_launcher_has_shown_is_shown_again_by_new_interpreter
 
     class Warm(Forks):
         def __call__(self, state: State, _tracers: object = None) -> Any:
-            return _resume(replace(outcome_of(state, Class.WONT_START, "no"), warm=True))
+            return _resume(replace(outcome_of(state, OutcomeClass.WONT_START, "no"), warm=True))
 
-        def anew(self, state: State, again: bool, _tracers: object) -> Any:
+        def new_interpreters(self, state: State, again: bool, _tracers: object) -> Any:
             assert again
             started.append(state.name)
-            return _resume(outcome_of(state, Class.RIGHT if len(started) == 2 else Class.WONT_START, "no"))
+            return _resume(
+                outcome_of(state, OutcomeClass.RIGHT if len(started) == 2 else OutcomeClass.WONT_START, "no")
+            )
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
-    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
-    monkeypatch.setattr(explore, "cold", (Class.WONT_START, None), raising=False)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _runs, _state, found, _before: found)
+    monkeypatch.setattr(explore, "cold", (OutcomeClass.WONT_START, None), raising=False)
     found, cold = explore(warm=True)
     everything = [state.name for state in choice(saves(tmp_path)).states]
     assert started == everything[1:]
     assert cold == [everything[0], everything[2]]
-    assert {outcome.kind for outcome in found.outcomes} == {Class.WONT_START}
+    assert {outcome.kind for outcome in found.outcomes} == {OutcomeClass.WONT_START}
     assert not any(outcome.warm for outcome in found.outcomes)
 
 
@@ -333,18 +338,18 @@ def test_a_failure_with_words_that_a_cold_start_has_shown_is_started_cold_last(
         def __call__(self, state: State, _tracers: object = None) -> Any:
             forked.append(state.name)
             printed = "words" if same_words else state.name
-            return _resume(replace(outcome_of(state, Class.WONT_START, "no"), warm=True, printed=printed))
+            return _resume(replace(outcome_of(state, OutcomeClass.WONT_START, "no"), warm=True, printed=printed))
 
     def over(_self: Exploration) -> str:
         return "" if has_time or len(forked) < len(everything) else "the time is over"
 
     monkeypatch.setattr(module, "WarmResumes", Warm)
-    monkeypatch.setattr(Exploration, "_kept", lambda _self, _trials, _state, found, _before: found)
+    monkeypatch.setattr(Exploration, "_kept", lambda _self, _runs, _state, found, _before: found)
     monkeypatch.setattr(Exploration, "_over", property(over))
-    monkeypatch.setattr(explore, "cold", (Class.WONT_START, None), raising=False)
+    monkeypatch.setattr(explore, "cold", (OutcomeClass.WONT_START, None), raising=False)
     found, cold = explore(warm=True)
     assert forked == everything
-    assert [outcome.kind for outcome in found.outcomes] == [Class.WONT_START] * len(everything)
+    assert [outcome.kind for outcome in found.outcomes] == [OutcomeClass.WONT_START] * len(everything)
     assert cold == (everything if has_time else everything[:1])
     assert {outcome.shown_by for outcome in found.outcomes[1:]} == ({""} if has_time else {forked[0]})
     assert (found.exit_code, found.unfinished) == (1, "")

@@ -15,9 +15,15 @@ from explorations import choice, explored, outcome_of, saves, unconfirmed, unfin
 from rich.console import Console
 from saves import Disk
 
-from torchaos.harness.crash_explorer.exploration_summary import Explored, cases_of, files_of, result_of, script_of
+from torchaos.harness.crash_explorer.exploration_summary import (
+    ExplorationSummary,
+    cases_of,
+    files_of,
+    result_of,
+    script_of,
+)
 from torchaos.harness.crash_explorer.folder_contents import Blobs
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass
 from torchaos.harness.crash_explorer.selection import chosen
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.result import ExitCode, Result, Verdict
@@ -31,7 +37,7 @@ JOB = PlannedJob(("torchrun", "train.py", "--dir", "{run}/it's here"), "/", {"WO
 PLAN = Plan("made-up", "", 7, JOB, (), ())
 
 
-def _result(found: Explored, *left: str) -> Result:
+def _result(found: ExplorationSummary, *left: str) -> Result:
     return result_of(PLAN, found, "/nowhere", "2026-01-02T03:04:05+00:00", 1.0, left)
 
 
@@ -59,10 +65,10 @@ def test_what_was_not_tried_is_not_green(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [(kind, ExitCode.FAILED) for kind in Class if kind not in (Class.UNCLEAR, Class.RIGHT)]
-    + [(Class.UNCLEAR, ExitCode.INCONCLUSIVE)],
+    [(kind, ExitCode.FAILED) for kind in OutcomeClass if kind not in (OutcomeClass.UNCLEAR, OutcomeClass.RIGHT)]
+    + [(OutcomeClass.UNCLEAR, ExitCode.INCONCLUSIVE)],
 )
-def test_one_state_decides(tmp_path: Path, kind: Class, code: ExitCode) -> None:
+def test_one_state_decides(tmp_path: Path, kind: OutcomeClass, code: ExitCode) -> None:
     """One state of a class is enough for the exit code, and its case in JUnit is red."""
     found = explored(tmp_path, at_3=kind)
     result = _result(found)
@@ -76,9 +82,9 @@ def test_one_state_decides(tmp_path: Path, kind: Class, code: ExitCode) -> None:
 def test_a_time_limit_hides_nothing_that_was_seen(tmp_path: Path) -> None:
     """States that only forked ranks have shown to be wrong are counted in the headline, the table, the share of time,
     the bar and the JSON, and are said not to be confirmed. Without a confirmed one, the exit code is 2."""
-    wrong = {f"at_{number}": Class.WRONG for number in range(1, 6)}
-    seen = explored(tmp_path, **wrong, at_6=Class.HANGS)
-    own = [one.state for one in seen.of(Class.WRONG)]
+    wrong = {f"at_{number}": OutcomeClass.WRONG for number in range(1, 6)}
+    seen = explored(tmp_path, **wrong, at_6=OutcomeClass.HANGS)
+    own = [one.state for one in seen.of(OutcomeClass.WRONG)]
     found = unconfirmed(seen)
     result = _result(found)
     assert (result.exit_code, result.verdict) == (ExitCode.INCONCLUSIVE, Verdict.INCONCLUSIVE)
@@ -95,7 +101,7 @@ def test_a_time_limit_hides_nothing_that_was_seen(tmp_path: Path) -> None:
     told = " ".join(paper.getvalue().split())
     assert re.search(rf"silently wrong {len(own)} won't start", told), "a count, without the words of the headline"
     assert "hangs 1 1 state (not confirmed by a cold start), such as" in told
-    assert told.count(seen.of(Class.WRONG)[0].reason) == 1
+    assert told.count(seen.of(OutcomeClass.WRONG)[0].reason) == 1
     assert "of this not confirmed by a cold start" in told
     html = page.text(found, result, tmp_path)
     assert html.count('<rect class="x-wrong unconfirmed"') >= len(own), "the bar is not white there"
@@ -105,8 +111,14 @@ def test_a_time_limit_hides_nothing_that_was_seen(tmp_path: Path) -> None:
 def test_one_confirmed_state_makes_its_class_failed(tmp_path: Path) -> None:
     """It is told before the others, also before a state with fewer operations; a worse class that is not confirmed is
     told beside it, and decides nothing."""
-    found = explored(tmp_path, at_2=Class.WRONG, at_3=Class.WONT_START, at_5=Class.WONT_START, at_6=Class.WONT_START)
-    last = found.of(Class.WONT_START)[-1].state
+    found = explored(
+        tmp_path,
+        at_2=OutcomeClass.WRONG,
+        at_3=OutcomeClass.WONT_START,
+        at_5=OutcomeClass.WONT_START,
+        at_6=OutcomeClass.WONT_START,
+    )
+    last = found.of(OutcomeClass.WONT_START)[-1].state
     result = _result(unconfirmed(found, last))
     assert (result.exit_code, result.decided_by) == (ExitCode.FAILED, "won't start")
     assert result.reason.startswith(f"won't start: 3 states (2 of them not confirmed by a cold start), such as {last}")
@@ -126,8 +138,8 @@ def test_what_could_not_be_undone_comes_first(tmp_path: Path) -> None:
 
 def test_the_fatal_share_is_of_the_time_that_was_tried(tmp_path: Path) -> None:
     """Each operation takes a second: two states of two seconds in all, of which one is fatal, among all others."""
-    found = explored(tmp_path, at_3=Class.WONT_START, at_5=Class.LOST_WORK)
-    fatal = [one for one in found.outcomes if one.kind is Class.WONT_START]
+    found = explored(tmp_path, at_3=OutcomeClass.WONT_START, at_5=OutcomeClass.LOST_WORK)
+    fatal = [one for one in found.outcomes if one.kind is OutcomeClass.WONT_START]
     assert fatal
     assert found.fatal_s == sum(until - since for one in fatal for since, until in one.moments) > 0
     assert found.tried_s == found.recording.ended_s
@@ -137,14 +149,14 @@ def test_the_fatal_share_is_of_the_time_that_was_tried(tmp_path: Path) -> None:
 
 def test_the_smallest_state_of_the_worst_class(tmp_path: Path) -> None:
     """A state that goes on wrongly is told before one that does not start, however few operations that one has."""
-    found = explored(tmp_path, at_1=Class.WONT_START, at_5=Class.WRONG, at_6=Class.WRONG)
+    found = explored(tmp_path, at_1=OutcomeClass.WONT_START, at_5=OutcomeClass.WRONG, at_6=OutcomeClass.WRONG)
     assert found.smallest
-    assert (found.smallest.kind, found.smallest.operations) == (Class.WRONG, 5)
+    assert (found.smallest.kind, found.smallest.operations) == (OutcomeClass.WRONG, 5)
 
 
 def test_outcomes_go_through_json(tmp_path: Path) -> None:
     """An outcome that is read back is the same: an exploration goes on after those that it has."""
-    one = explored(tmp_path, at_3=Class.LOST_WORK).outcomes[2]
+    one = explored(tmp_path, at_3=OutcomeClass.LOST_WORK).outcomes[2]
     one = replace(one, files=(("a", "torn"),), mended=True)
     assert Outcome.from_json(json.loads(json.dumps(one.to_json()))) == one
 
@@ -191,13 +203,13 @@ def test_the_story_names_a_missing_folder_without_its_files(tmp_path: Path) -> N
 
 def test_the_page_and_the_terminal_tell_the_smallest_state(tmp_path: Path) -> None:
     """Both have the classes, the share of time, the story and the script; text of the job is no markup."""
-    found = explored(tmp_path / "blobs", at_3=Class.WONT_START)
+    found = explored(tmp_path / "blobs", at_3=OutcomeClass.WONT_START)
     folder = tmp_path / "failing" / "state"
     folder.mkdir(parents=True)
     (folder / "reproduce.sh").write_text("echo <b>")
     outcomes = [
         replace(one, run_dir=str(folder), files=(("last.pt", "torn: 100 of 150 bytes"),), mended=False)
-        if one.kind is Class.WONT_START else one for one in found.outcomes
+        if one.kind is OutcomeClass.WONT_START else one for one in found.outcomes
     ]  # fmt: skip
     found = replace(found, outcomes=tuple(outcomes), notes=("a note",))
     html = page.text(found, _result(found), tmp_path)
@@ -213,13 +225,13 @@ def test_the_page_and_the_terminal_tell_the_smallest_state(tmp_path: Path) -> No
 
 def test_json_has_times_since_the_beginning(tmp_path: Path) -> None:
     """Other programs get the counts, the share and each outcome, and no time of this machine's clock."""
-    found = explored(tmp_path, at_3=Class.HANGS)
+    found = explored(tmp_path, at_3=OutcomeClass.HANGS)
     found = replace(found, recording=replace(found.recording, began_s=100.0, ended_s=200.0))
     raw = json.loads(json.dumps(files.to_json(found, _result(found)), allow_nan=False))
     assert raw["classes"] == {"hangs": 1, "resumed rightly": len(found.outcomes) - 1}
     assert raw["fatal_share"] == found.fatal_share
     own = next(one for one in raw["outcomes"] if one["kind"] == "hangs")
-    assert own["moments"][0][0] == found.of(Class.HANGS)[0].moments[0][0] - 100.0
+    assert own["moments"][0][0] == found.of(OutcomeClass.HANGS)[0].moments[0][0] - 100.0
 
 
 def test_the_script_starts_the_job_on_the_files(tmp_path: Path) -> None:
@@ -230,7 +242,7 @@ def test_the_script_starts_the_job_on_the_files(tmp_path: Path) -> None:
     command = ("sh", "-c", 'echo "$WORDS" && cat "$0/last.pt"', "{run}/it's/saved")
     job = replace(JOB, command=command, cwd=str(tmp_path), checkpoints="{run}/it's/saved")
     now = RunDir(tmp_path / "now")
-    outcome = outcome_of(choice(saves(tmp_path)).states[0], Class.WONT_START, "it\nfails")
+    outcome = outcome_of(choice(saves(tmp_path)).states[0], OutcomeClass.WONT_START, "it\nfails")
     (there / "reproduce.sh").write_text(script_of(job, now, now.job / "it's" / "saved", outcome))
     done = subprocess.run(["sh", there / "reproduce.sh"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "a b\ntorn"), done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.crash_explorer.folder_contents import Content, Extent, Tree
-from torchaos.harness.crash_explorer.fuse_mount import ReadSet, ReadTracer, ReadTracers, Traced
+from torchaos.harness.crash_explorer.fuse_mount import ReadSet, ReadTracer, ReadTracers, TracedResume
 from torchaos.harness.crash_explorer.recording_log import Query
 from torchaos.harness.rollback.file_handles import mounts
 
@@ -179,7 +179,7 @@ def test_many_resumes_are_noted_one_after_the_other(tmp_path: Path, killed: str)
     for name in ("first", "second", "third"):
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(name)
-        traced = Traced(folder, tracers)
+        traced = TracedResume(folder, tracers)
         with traced:
             assert (folder / name).read_text() == name
         assert not any(mount.target == str(folder) for mount in mounts())

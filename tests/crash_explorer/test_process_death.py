@@ -25,13 +25,13 @@ def blobs(tmp_path: Path) -> Blobs:
 
 def _all_cuts(recording: Recording) -> list[dict[int | None, int]]:
     """Each consistent cut, found by trying all of them."""
-    world, lines = FilesystemModel(recording), recording.lines
-    before = set(recording.before) | {(a, e.operation.number) for e in world.effects for a in e.needs}
+    fs, lines = FilesystemModel(recording), recording.lines
+    before = set(recording.before) | {(a, e.operation.number) for e in fs.effects for a in e.needs}
     operations = recording.operations
     found = []
     for counts in itertools.product(*(range(len(line) + 1) for line in lines.values())):
         cut = dict(zip(lines, counts, strict=True))
-        if all(world.has(cut, operations[a]) or not world.has(cut, operations[b]) for a, b in before):
+        if all(fs.has(cut, operations[a]) or not fs.has(cut, operations[b]) for a, b in before):
             found.append(cut)
     return found
 
@@ -68,17 +68,17 @@ def test_each_moment_is_in_a_class(blobs: Blobs, tmp_path: Path, seed: int) -> N
     """The classes are the trees of all consistent cuts, no more and no fewer; their number of moments is the number of
     cuts; and the trees of the recorded run are those that a real folder had."""
     recording = _random(blobs, seed)
-    cuts = CrashPoints(recording, symmetry=False)
-    tried = {state.digest for state in selection.of_cuts(cuts)}
+    points = CrashPoints(recording, symmetry=False)
+    tried = {state.digest for state in selection.states_at(points)}
     everything = _all_cuts(recording)
-    torn = {moment.positions for moment in cuts.classes if cuts.cut(moment.positions)[1]}
+    torn = {moment.positions for moment in points.classes if points.cut(moment.positions)[1]}
     assert not torn
-    assert tried == {cuts.world.tree(cut).digest for cut in everything}
-    assert cuts.moments == len(everything)
-    for number, (stands, since, until) in enumerate(cuts.seen()):
+    assert tried == {points.fs.tree(cut).digest for cut in everything}
+    assert points.moments == len(everything)
+    for number, (stands, since, until) in enumerate(points.seen()):
         assert (since, until) == (number, number + 1)
         play(recording.operations[:number], blobs, tmp_path / f"{number}")
-        blobs.make_tree(cuts.world.tree(cuts.cut(stands)[0]), tmp_path / f"{number}-again")
+        blobs.make_tree(points.fs.tree(points.cut(stands)[0]), tmp_path / f"{number}-again")
         assert contents(tmp_path / f"{number}-again") == contents(tmp_path / f"{number}")
 
 
@@ -93,12 +93,12 @@ def test_the_times_of_the_run_are_all_there(blobs: Blobs) -> None:
     assert any(not state.moments for state in states)
 
 
-@pytest.mark.parametrize(("ranks", "cuts", "classes"), [(2, 53, 19), (4, 2405, 83), (8, 5_764_805, 483)])
-def test_a_sharded_save_by_few_classes(blobs: Blobs, ranks: int, cuts: int, classes: int) -> None:
+@pytest.mark.parametrize(("ranks", "points", "classes"), [(2, 53, 19), (4, 2405, 83), (8, 5_764_805, 483)])
+def test_a_sharded_save_by_few_classes(blobs: Blobs, ranks: int, points: int, classes: int) -> None:
     """The moments of a save by 8 ranks are millions, and the classes of files that they leave fewer than 500: each
     shard is not there, empty, torn or whole, and ranks 1 to 7 are equal."""
     found = CrashPoints(table(blobs, ranks))
-    assert found.moments == cuts
+    assert found.moments == points
     assert len(found.classes) == classes
     assert not found.drawn
 

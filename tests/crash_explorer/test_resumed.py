@@ -15,10 +15,10 @@ from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.crash_explorer import operations, synthetic_crash
 from torchaos.harness.crash_explorer.operations import Operation
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, seen_in
+from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass, seen_in
 from torchaos.harness.crash_explorer.resume_runs import Patience, StopRule
-from torchaos.harness.crash_explorer.resumers import Shown, difference
-from torchaos.harness.crash_explorer.synthetic_crash import cut_of, cut_together
+from torchaos.harness.crash_explorer.resumers import ResumeTrace, difference
+from torchaos.harness.crash_explorer.synthetic_crash import truncate, truncate_all
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.record import Record
@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "runs" / "kill"
 
 def _class_of(run: Record, hung: bool = False) -> Outcome:
     twin = recorded()
-    run, twins = cut_together(run, [twin], 2)
+    run, twins = truncate_all(run, [twin], 2)
     seen = seen_in(run, verdict_of(run, twins, ""), 30, hung)
     return Outcome(
         "state", "digest", "process death", 0, seen.kind, seen.reason, seen.assertion, seen.lost_steps,
@@ -67,19 +67,20 @@ def test_resumed_rightly(tmp_path: Path) -> None:
     """A job that died after step 12 and goes on from the checkpoint of step 10 as the twin does is right, although it
     was ended before its last step."""
     found = _class_of(resumed(tmp_path, 12, Trainer(kills=[(13, 0)]), [ENOUGH]))
-    assert (found.kind, found.from_step) == (Class.RIGHT, 10), found.reason
+    assert (found.kind, found.from_step) == (OutcomeClass.RIGHT, 10), found.reason
 
 
 def test_lost_work(tmp_path: Path) -> None:
     """A job that goes on from step 5, although the checkpoint of step 10 was complete, lost 5 steps."""
     found = _class_of(resumed(tmp_path, 12, Trainer(kills=[(8, 0)]), [ENOUGH]))
-    assert (found.kind, found.assertion, found.lost_steps) == (Class.LOST_WORK, "no_lost_work", 5), found.reason
+    assert (found.kind, found.assertion, found.lost_steps) == (OutcomeClass.LOST_WORK, "no_lost_work", 5), found.reason
 
 
 @pytest.mark.parametrize(
-    ("goes_on", "kind", "from_step"), [(18, Class.RIGHT, 15), (13, Class.LOST_WORK, 10), (8, Class.LOST_WORK, 5)]
+    ("goes_on", "kind", "from_step"),
+    [(18, OutcomeClass.RIGHT, 15), (13, OutcomeClass.LOST_WORK, 10), (8, OutcomeClass.LOST_WORK, 5)],
 )
-def test_a_second_death(tmp_path: Path, goes_on: int, kind: Class, from_step: int) -> None:
+def test_a_second_death(tmp_path: Path, goes_on: int, kind: OutcomeClass, from_step: int) -> None:
     """The job died after step 12, went on from step 10, and died again after step 17: the newest checkpoint is then the
     one of step 15, which the first resume saved. Both deaths are in the plan and in the history."""
     first = resumed(tmp_path / "first", 12, Trainer(kills=[(13, 0)]), [ENDED], until=30)
@@ -96,7 +97,7 @@ def test_silently_wrong(tmp_path: Path) -> None:
     """A job that does not restore its sampler goes on with other samples: the assertion that says so is named."""
     wrong = Trainer(kills=[(13, 0)], broken=frozenset({"sampler"}))
     found = _class_of(resumed(tmp_path, 12, wrong, [ENOUGH]))
-    assert (found.kind, found.assertion) == (Class.WRONG, "sample_accounting")
+    assert (found.kind, found.assertion) == (OutcomeClass.WRONG, "sample_accounting")
 
 
 def test_it_trained_and_nobody_knows_which_steps(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_it_trained_and_nobody_knows_which_steps(tmp_path: Path) -> None:
         kills=[(13, 0)], loads_seen=False, counters_seen=False, samples_seen=False, broken=frozenset({"rng"})
     )
     found = _class_of(resumed(tmp_path, 12, unseen, [ENDED]))
-    assert found.kind is Class.UNCLEAR, found.reason
+    assert found.kind is OutcomeClass.UNCLEAR, found.reason
     assert "it is not known which steps it made" in found.reason
 
 
@@ -117,7 +118,7 @@ def test_nothing_was_left_to_train(tmp_path: Path) -> None:
     start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
     end = Event(Kind.JOB_EXITED, "harness", 1, 0, LATER_S + 1, data=ENDED[1])
     found = _class_of(Record(synthetic_crash.with_death(run.plan), (*read_events(tmp_path), start, end), {}))
-    assert found.kind is Class.RIGHT, found.reason
+    assert found.kind is OutcomeClass.RIGHT, found.reason
 
 
 @pytest.mark.parametrize("second", [True, False])
@@ -136,7 +137,7 @@ def test_it_does_not_start(tmp_path: Path, second: bool) -> None:
     log = () if second else ("Traceback (most recent call last):", "RuntimeError: the file is cut short")
     run = Record(replace(run.plan, job=job), (*begun, *first, *rest), {}, log_end=log)
     found = _class_of(run)
-    assert (found.kind, found.mended) == (Class.WONT_START, second)
+    assert (found.kind, found.mended) == (OutcomeClass.WONT_START, second)
     assert "exit code 1" in found.reason
     assert second or found.reason.endswith("RuntimeError: the file is cut short")
 
@@ -151,7 +152,7 @@ def test_it_hangs(tmp_path: Path) -> None:
     found = _class_of(
         Record(synthetic_crash.with_death(run.plan), (*read_events(tmp_path), start, stop), {}), hung=True
     )
-    assert (found.kind, found.reason) == (Class.HANGS, text["reason"])
+    assert (found.kind, found.reason) == (OutcomeClass.HANGS, text["reason"])
 
 
 def test_it_hangs_beyond_the_death(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_it_hangs_beyond_the_death(tmp_path: Path) -> None:
     stop = {"reason": "nothing was seen of its ranks for 60 s", "interrupted": False}
     run = resumed(tmp_path / "events", 12, Trainer(kills=[(13, 0)]), [(Kind.STOPPED, stop)], until=14)
     found = _class_of(run, hung=True)
-    assert (found.kind, found.reason, found.from_step) == (Class.HANGS, stop["reason"], 10)
+    assert (found.kind, found.reason, found.from_step) == (OutcomeClass.HANGS, stop["reason"], 10)
 
 
 def test_a_job_that_ends_well_without_a_new_step_has_not_come_back(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_job_that_ends_well_without_a_new_step_has_not_come_back(tmp_path: Pat
     start = Event(Kind.JOB_STARTED, "harness", 0, 0, LATER_S, data={"submission": 0, "pid": 60})
     end = Event(Kind.JOB_EXITED, "harness", 1, 0, LATER_S + 1, data=ENDED[1])
     found = _class_of(Record(synthetic_crash.with_death(run.plan), (*read_events(tmp_path), start, end), {}))
-    assert found.kind is Class.WONT_START
+    assert found.kind is OutcomeClass.WONT_START
 
 
 def test_what_comes_after_the_last_common_step_is_not_judged(tmp_path: Path) -> None:
@@ -178,10 +179,10 @@ def test_what_comes_after_the_last_common_step_is_not_judged(tmp_path: Path) -> 
     run = resumed(tmp_path, 12, Trainer(kills=[(13, 0)]), [ENOUGH], until=21)
     late = [event for event in run.events if event.kind is Kind.STEP and event.attempt == 1 and event.step == 11]
     ahead = tuple(event for event in run.events if event is not next(one for one in late if one.rank == 1))
-    cut = cut_of(ahead, 2)
+    cut = truncate(ahead, 2)
     assert cut is not None
     assert cut.local_step == 10
-    ours, (twin,) = cut_together(replace(run, events=ahead), [recorded()], 2)
+    ours, (twin,) = truncate_all(replace(run, events=ahead), [recorded()], 2)
     assert ours.history.last_step == twin.history.last_step == 20
     assert {save.global_step for save in ours.history.saves} == {save.global_step for save in twin.history.saves}
     assert {save.global_step for save in ours.history.saves} == {5, 10, 15}
@@ -198,7 +199,7 @@ def test_forked_ranks_must_do_the_same(tmp_path: Path) -> None:
             (Trainer(kills=[(13, 0)], loads_seen=False), 20),
         ])
     ]  # fmt: skip
-    cold, *others = map(Shown.of, runs)
+    cold, *others = map(ResumeTrace.of, runs)
     assert [difference(cold, warm) for warm in (cold, others[0])] == ["", ""]
     assert difference(cold, others[1]) == "in step 11 of rank 0, a warm resume has other losses than a cold one"
     assert "loads" in difference(cold, others[2])
@@ -209,10 +210,10 @@ def test_a_cold_resume_is_compared_after_its_files_are_gone(tmp_path: Path) -> N
     copy = tmp_path / "run"
     shutil.copytree(GOLDEN, copy)
     assert sum(map(pack, copy.glob("events/*.jsonl")))
-    cold = Shown.of(Record.load(RunDir(copy)))
+    cold = ResumeTrace.of(Record.load(RunDir(copy)))
     shutil.rmtree(copy)
     assert cold.steps
-    assert difference(cold, Shown.of(Record.load(RunDir(GOLDEN)))) == ""
+    assert difference(cold, ResumeTrace.of(Record.load(RunDir(GOLDEN)))) == ""
 
 
 def test_the_goal_counts_global_steps(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from torchaos.harness.crash_explorer.operations import Operation, OperationKind,
 from torchaos.harness.crash_explorer.recorded_run import Recorded, read
 from torchaos.harness.crash_explorer.recording_log import RecordingLog
 from torchaos.harness.crash_explorer.resume_runs import checkpoints_in
-from torchaos.harness.crash_explorer.s3_store import Served, date_objects, in_folder, is_stored
+from torchaos.harness.crash_explorer.s3_store import StoreServer, date_objects, in_folder, is_stored
 from torchaos.harness.crash_explorer.selection import models_of
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.plan import Plan
@@ -69,7 +69,7 @@ def stored_plan(place: str = "s3://saved/run") -> Plan:
 def store_in(folder: Path, notes: Path | None = None) -> Iterator[dict[str, str]]:
     """The environment of a job with a store."""
     run = RunDir(folder / "run").create()
-    with Served(stored_plan(), run, folder / "store.log", notes) as served:
+    with StoreServer(stored_plan(), run, folder / "store.log", notes) as served:
         yield {name: value.replace("{run}", str(run.job)) for name, value in served.plan.job.env.items()}
 
 
@@ -280,10 +280,10 @@ def test_rclone_alone_dies(tmp_path: Path) -> None:
     after the resume says so."""
     run = RunDir(tmp_path / "run").create()
     with pytest.raises(ChaosError, match=r"the store .* died, with exit code 1: rclone died with exit code -9"):
-        with_dead_rclone(Served(stored_plan(), run, tmp_path / "store.log"))
+        with_dead_rclone(StoreServer(stored_plan(), run, tmp_path / "store.log"))
 
 
-def with_dead_rclone(served: Served) -> None:
+def with_dead_rclone(served: StoreServer) -> None:
     with served:
         (server,) = [each for each in psutil.Process().children() if s3_store._SERVER in each.cmdline()]
         (program,) = server.children()

@@ -15,9 +15,15 @@ from resumes import ENDED, ENOUGH, LATER_S, Trainer, next_attempt, recorded, res
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.operations import Recording
-from torchaos.harness.crash_explorer.resume_outcomes import Class, seen_in
-from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, asked_of, checkpoints_in, judged, saves_of
-from torchaos.harness.crash_explorer.synthetic_crash import cut_of, cut_together
+from torchaos.harness.crash_explorer.resume_outcomes import OutcomeClass, seen_in
+from torchaos.harness.crash_explorer.resume_runs import (
+    ResumeRuns,
+    assertions_for_resumes,
+    checkpoints_in,
+    judged,
+    saves_of,
+)
+from torchaos.harness.crash_explorer.synthetic_crash import truncate, truncate_all
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import read_events
@@ -67,7 +73,7 @@ def test_a_file_of_another_step_is_not_compared(tmp_path: Path) -> None:
     (tmp_path / "last.pt").write_text("")
     run = replace(run, artifacts={"inventory": _inventory("/job/checkpoints", 15)})
     twin = replace(_in_place(), artifacts={"inventory": _inventory("/job/checkpoints", 30)})
-    ours, (theirs,) = cut_together(run, [twin], 2)
+    ours, (theirs,) = truncate_all(run, [twin], 2)
     assert theirs.artifacts["inventory"]["checkpoints"] == []
     assert [save.global_step for save in theirs.history.saves] == [5, 10, 15]
     assert verdict_of(ours, [theirs], "").verdict is not Verdict.FAILED
@@ -78,12 +84,12 @@ def test_the_clock_of_files_is_late(tmp_path: Path) -> None:
     milliseconds, so it is before the end of the step after which the file was saved. The file is left out."""
     run = resumed(tmp_path / "events", 12, Trainer(kills=[(13, 0)]), [ENOUGH], until=17)
     (tmp_path / "last.pt").write_text("")
-    cut = cut_of(run.events, 2)
+    cut = truncate(run.events, 2)
     assert cut
     saved_s = cut.wall_s - 0.003
     os.utime(tmp_path / "last.pt", (saved_s, saved_s))
     run = replace(run, artifacts={"inventory": _inventory(str(tmp_path), 15)})
-    ours, _twins = cut_together(run, [], 2)
+    ours, _twins = truncate_all(run, [], 2)
     assert ours.artifacts["inventory"]["checkpoints"] == []
 
 
@@ -97,7 +103,7 @@ def test_a_torn_file_that_was_superseded_after_the_cut(
     torn stays."""
     run = resumed(tmp_path / "events", 12, Trainer(kills=[(13, 0)]), [ENOUGH], until=20)
     run = replace(run, events=tuple(replace(event, wall_s=event.mono_s) for event in run.events))
-    cut = cut_of(run.events, 2)
+    cut = truncate(run.events, 2)
     assert cut
     for name, changed_s in (("step=12.pt", cut.wall_s - ago_s), ("step=20.pt", cut.wall_s + 1)):
         (tmp_path / name).write_text("")
@@ -106,17 +112,17 @@ def test_a_torn_file_that_was_superseded_after_the_cut(
     newest = {**made["checkpoints"][0], "path": "step=20.pt", "complete": whole, "loadable": whole}
     torn = {**newest, "path": "step=12.pt", "step": 12, "complete": False, "loadable": False, "problem": "empty"}
     run = replace(run, artifacts={"inventory": {**made, "checkpoints": [torn, newest]}})
-    ours, _twins = cut_together(run, [], 2)
+    ours, _twins = truncate_all(run, [], 2)
     left = [entry["path"] for entry in ours.artifacts["inventory"]["checkpoints"]]
     assert left == (["step=12.pt"] if stays else [])
 
 
 @pytest.mark.parametrize(("saves_seen", "empty", "died_after", "kind"), [
-    (True, False, 3, Class.RIGHT), (False, False, 3, Class.UNCLEAR), (False, True, 3, Class.RIGHT),
-    (True, True, 12, Class.LOST_WORK), (False, False, 0, Class.RIGHT),
+    (True, False, 3, OutcomeClass.RIGHT), (False, False, 3, OutcomeClass.UNCLEAR), (False, True, 3, OutcomeClass.RIGHT),
+    (True, True, 12, OutcomeClass.LOST_WORK), (False, False, 0, OutcomeClass.RIGHT),
 ])  # fmt: skip
 def test_nothing_is_lost_before_the_first_checkpoint(
-    tmp_path: Path, saves_seen: bool, empty: bool, died_after: int, kind: Class
+    tmp_path: Path, saves_seen: bool, empty: bool, died_after: int, kind: OutcomeClass
 ) -> None:  # fmt: skip
     """The job died after step 3, began again from scratch, and was ended before its first save was judged: without a
     checkpoint nothing could be restored or lost, if the saves of the recorded run were seen, if there was no file, or
@@ -126,7 +132,7 @@ def test_nothing_is_lost_before_the_first_checkpoint(
     asserts = (*run.plan.asserts, Named("state_restored", {}))
     run = replace(run, plan=replace(run.plan, asserts=asserts))
     twin = replace(recorded(Trainer(state_seen=True)), artifacts={})
-    ours, twins = cut_together(run, [twin], 2)
+    ours, twins = truncate_all(run, [twin], 2)
     result = judged(ours, twins, before, "", empty)
     seen = seen_in(ours, result, 30, False)
     assert seen.kind is kind, seen.reason
@@ -142,22 +148,22 @@ def test_the_job_died_before_a_rank_was_up(tmp_path: Path) -> None:
     own = next_attempt(Trainer(kills=[(3, 0)]).record(), LATER_S, 30, 1)
     end = Event(Kind.JOB_EXITED, "harness", 1, 0, own[-1].mono_s + 1, data=ENDED[1])
     events = sorted((*read_events(tmp_path), start, *own, end), key=lambda event: event.mono_s)
-    again = synthetic_crash.less_missed_death(Record(synthetic_crash.with_death(run.plan), tuple(events), {}))
-    ours, twins = cut_together(again, [recorded()], 2)
+    again = synthetic_crash.without_missed_death(Record(synthetic_crash.with_death(run.plan), tuple(events), {}))
+    ours, twins = truncate_all(again, [recorded()], 2)
     found = seen_in(ours, judged(ours, twins, run, ""), 30, False)
-    assert (found.kind, found.from_step) == (Class.RIGHT, 0), found.reason
+    assert (found.kind, found.from_step) == (OutcomeClass.RIGHT, 0), found.reason
     idle = replace(again, events=tuple(one for one in again.events if one is not end and one.kind is not Kind.STEP))
-    assert seen_in(idle, judged(idle, twins, run, ""), 30, True).kind is Class.HANGS
+    assert seen_in(idle, judged(idle, twins, run, ""), 30, True).kind is OutcomeClass.HANGS
 
 
 @pytest.mark.parametrize(("until", "seen", "ended", "kind"), [
-    (14, False, ENOUGH, Class.UNCLEAR),  # from scratch, and nothing shows whether a checkpoint was lost
-    (14, True, ENOUGH, Class.LOST_WORK), (11, True, ENDED, Class.WONT_START),  # it had reached step 12
-    (11, True, (Kind.STOPPED, {"reason": "nothing happened", "interrupted": False}), Class.HANGS),
-    (30, True, ENDED, Class.RIGHT),
+    (14, False, ENOUGH, OutcomeClass.UNCLEAR),  # from scratch, and nothing shows whether a checkpoint was lost
+    (14, True, ENOUGH, OutcomeClass.LOST_WORK), (11, True, ENDED, OutcomeClass.WONT_START),  # it had reached step 12
+    (11, True, (Kind.STOPPED, {"reason": "nothing happened", "interrupted": False}), OutcomeClass.HANGS),
+    (30, True, ENDED, OutcomeClass.RIGHT),
 ])  # fmt: skip
 def test_the_job_died_again_before_a_rank_was_up(
-    tmp_path: Path, until: int, seen: bool, ended: tuple[Kind, dict[str, object]], kind: Class
+    tmp_path: Path, until: int, seen: bool, ended: tuple[Kind, dict[str, object]], kind: OutcomeClass
 ) -> None:  # fmt: skip
     """The second death hits no rank. What the job had reached before the first one is not forgotten."""
     first = resumed(tmp_path / "first", 12, Trainer(kills=[(12, 0)]), [ENDED], until=30)
@@ -171,8 +177,8 @@ def test_the_job_died_again_before_a_rank_was_up(
     own = own if seen else list(_without_saves(replace(first, events=tuple(own))).events)
     end = Event(ended[0], "harness", 1, 0, own[-1].mono_s + 1, data=ended[1])
     events = sorted((*read_events(folder), start, *own, end), key=lambda event: event.mono_s)
-    again = synthetic_crash.less_missed_death(Record(synthetic_crash.with_death(first.plan), tuple(events), {}))
-    ours, twins = cut_together(again, [recorded()], 2)
+    again = synthetic_crash.without_missed_death(Record(synthetic_crash.with_death(first.plan), tuple(events), {}))
+    ours, twins = truncate_all(again, [recorded()], 2)
     found = seen_in(ours, judged(ours, twins, first, ""), 30, ended[0] is Kind.STOPPED and ended is not ENOUGH)
     assert found.kind is kind, found.reason
 
@@ -190,9 +196,9 @@ def test_when_a_state_means_death(tmp_path: Path) -> None:
     """In an order that was seen, the job dies just before the next operation. In another order, each rank dies before
     its own next operation, and the job after the last operation of any rank."""
     recording = saves(tmp_path, in_turn=False)
-    trials = _trials(recording)
+    runs = _runs(recording)
     for state in choice(recording).states:
-        died_s, early = trials.death(state)
+        died_s, early = runs.death(state)
         if state.moments:
             assert (died_s, early) == (state.moments[-1][1], {})
             continue
@@ -203,24 +209,24 @@ def test_when_a_state_means_death(tmp_path: Path) -> None:
 
 def test_a_job_that_differs_from_run_to_run_is_refused() -> None:
     """An assertion that does not hold without any death can't judge a resume: it is named. Of equal runs all hold."""
-    trials = ResumeRuns.__new__(ResumeRuns)
-    trials.recorded, trials.plan, trials.twins = recorded(), recorded().plan, [recorded()]
-    assert trials.doubt() == ""
-    trials.twins = [recorded(Trainer(seed=8))]
-    assert trials.doubt().startswith("loss_continuity: ")
+    runs = ResumeRuns.__new__(ResumeRuns)
+    runs.recorded, runs.plan, runs.twins = recorded(), recorded().plan, [recorded()]
+    assert runs.doubt() == ""
+    runs.twins = [recorded(Trainer(seed=8))]
+    assert runs.doubt().startswith("loss_continuity: ")
 
 
 def test_a_job_without_an_agent_is_refused() -> None:
     """A job whose command is not a launcher of ranks has no agent. Its steps are known from its log, but nothing would
     show that a resume got past the death: each state was called one from which the job does not start."""
-    trials = ResumeRuns.__new__(ResumeRuns)
-    trials.plan, trials.twins = recorded().plan, [recorded()]
+    runs = ResumeRuns.__new__(ResumeRuns)
+    runs.plan, runs.twins = recorded().plan, [recorded()]
     unseen = [event for event in recorded().events if event.kind is not Kind.AGENT_STARTED]
-    trials.recorded = replace(recorded(), events=tuple(unseen))
-    assert trials.doubt().startswith("no agent was loaded")
+    runs.recorded = replace(recorded(), events=tuple(unseen))
+    assert runs.doubt().startswith("no agent was loaded")
 
 
-def _trials(recording: Recording) -> ResumeRuns:
+def _runs(recording: Recording) -> ResumeRuns:
     found = ResumeRuns.__new__(ResumeRuns)
     found.recording, found._ended_s = recording, recording.ended_s
     return found
@@ -230,9 +236,9 @@ def test_only_what_judges_results_is_asked() -> None:
     """How fast a resume is, and how it ends, is not judged; if nothing is left, that is bad usage."""
     run = recorded()
     more = (*run.plan.asserts, Named("completed", {}), Named("recovery_time", {}))
-    assert asked_of(replace(run.plan, asserts=more)) == run.plan.asserts
+    assert assertions_for_resumes(replace(run.plan, asserts=more)) == run.plan.asserts
     with pytest.raises(UsageError, match="no assertion judges"):
-        asked_of(replace(run.plan, asserts=more[-2:]))
+        assertions_for_resumes(replace(run.plan, asserts=more[-2:]))
 
 
 def test_states_are_put_below_the_runs_own_folder_only(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from torchaos.harness.crash_explorer import resumers
 from torchaos.harness.crash_explorer.forked_ranks import ForkedResume, ForkServer, RankCommand
-from torchaos.harness.crash_explorer.resume_outcomes import Class
+from torchaos.harness.crash_explorer.resume_outcomes import OutcomeClass
 from torchaos.harness.crash_explorer.resume_runs import Resume, StopRule
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
@@ -102,7 +102,7 @@ def test_a_rank_can_be_a_new_interpreter(parent: ForkServer, rank: RankCommand, 
         "import os, sys; print('decimal' in sys.modules, sys.argv[1:], os.environ['RANK'], os.getcwd(), flush=True)"
     )
     one = replace(rank, module="train", argv=("train", *rank.argv[1:])) if module else rank
-    (pid,) = parent.fork([one], [one.env], tmp_path / "log", anew=True)
+    (pid,) = parent.fork([one], [one.env], tmp_path / "log", new_interpreters=True)
     assert _ends(parent, pid) == {pid: 0}
     assert (tmp_path / "log").read_text().splitlines() == [f"False ['3', 'a b'] 0 {tmp_path}"]
 
@@ -295,7 +295,7 @@ def test_a_rank_that_is_no_python_is_refused() -> None:
 
 def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal during the comparison of the two ways ends the warm resume in the middle. Ranks can still be forked."""
-    right: Any = SimpleNamespace(kind=Class.RIGHT)
+    right: Any = SimpleNamespace(kind=OutcomeClass.RIGHT)
     nothing: Any = SimpleNamespace()
 
     class Cold:
@@ -318,11 +318,9 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
     monkeypatch.setattr(resumers, "Shown", SimpleNamespace(of=lambda _record: None))
     command = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"RANK": "0"})
     monkeypatch.setattr(RankCommand, "of", lambda _pid: command)
-    trials: Any = SimpleNamespace(
-        plan=SimpleNamespace(job=SimpleNamespace(world_size=1)), imported=tmp_path / "imported"
-    )
+    runs: Any = SimpleNamespace(plan=SimpleNamespace(job=SimpleNamespace(world_size=1)), imported=tmp_path / "imported")
     cold: Any = Cold()
-    warm = resumers.WarmResumes(trials, cold, 3, tmp_path)
+    warm = resumers.WarmResumes(runs, cold, 3, tmp_path)
     monkeypatch.setattr(warm, "_resume", resume)
     state: Any = None
     found = warm(state)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from saves import Disk
 
-from torchaos.harness.crash_explorer.exploration_summary import Explored
+from torchaos.harness.crash_explorer.exploration_summary import ExplorationSummary
 from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Recording
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome
+from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass
 from torchaos.harness.crash_explorer.selection import Choice, chosen
 
 
@@ -33,16 +33,17 @@ def choice(recording: Recording) -> Choice:
     return chosen(recording, ["process-death"], {}, None, 0)
 
 
-def outcome_of(state: State, kind: Class = Class.RIGHT, reason: str = "") -> Outcome:
+def outcome_of(state: State, kind: OutcomeClass = OutcomeClass.RIGHT, reason: str = "") -> Outcome:
     return Outcome(
-        state.name, state.digest, state.model, 7, kind, reason, operations=state.operations, warm=kind is Class.RIGHT,
-        seconds=0.5, last_operation=str(state.last_operation or ""), moments=state.moments,
-        lost_steps=5 if kind is Class.LOST_WORK else None,
-        assertion={Class.LOST_WORK: "no_lost_work", Class.WRONG: "loss_continuity"}.get(kind, ""),
+        state.name, state.digest, state.model, 7, kind, reason, operations=state.operations,
+        warm=kind is OutcomeClass.RIGHT, seconds=0.5, last_operation=str(state.last_operation or ""),
+        moments=state.moments,
+        lost_steps=5 if kind is OutcomeClass.LOST_WORK else None,
+        assertion={OutcomeClass.LOST_WORK: "no_lost_work", OutcomeClass.WRONG: "loss_continuity"}.get(kind, ""),
     )  # fmt: skip
 
 
-def explored(folder: Path, **kinds: Class) -> Explored:
+def explored(folder: Path, **kinds: OutcomeClass) -> ExplorationSummary:
     """`kinds`: classes by the number of operations before the death, such as `at_3`; all other outcomes are right."""
     recording = saves(folder)
     there = choice(recording)
@@ -51,16 +52,16 @@ def explored(folder: Path, **kinds: Class) -> Explored:
         for state in there.states
         for kind in [kinds.get(f"at_{state.operations}")]
     ]
-    return Explored(tuple(found), there, recording, recording.ended_s, "by the job's own launcher")
+    return ExplorationSummary(tuple(found), there, recording, recording.ended_s, "by the job's own launcher")
 
 
-def unconfirmed(found: Explored, *but: str) -> Explored:
+def unconfirmed(found: ExplorationSummary, *but: str) -> ExplorationSummary:
     """As if the time was over before the cold starts, except those of these states."""
     own = [
-        one if one.kind is Class.RIGHT or one.state in but else replace(one, warm=True) for one in found.outcomes
+        one if one.kind is OutcomeClass.RIGHT or one.state in but else replace(one, warm=True) for one in found.outcomes
     ]  # fmt: skip
     return replace(found, outcomes=tuple(own), unfinished="--minutes 4 is over")
 
 
-def unfinished(found: Explored) -> Explored:
+def unfinished(found: ExplorationSummary) -> ExplorationSummary:
     return replace(found, outcomes=found.outcomes[:1], unfinished="--minutes 1 is over")

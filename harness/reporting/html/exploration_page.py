@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
-from torchaos.harness.crash_explorer.exploration_summary import Explored, told
+from torchaos.harness.crash_explorer.exploration_summary import ExplorationSummary, told
 from torchaos.harness.crash_explorer.operations import Operation
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, is_suspected
+from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass, is_suspected
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.result import Result
@@ -23,17 +23,17 @@ _MOST = 1500  # the most operations that are shown
 _WIDTH = 1000  # width of the picture of the run's time
 
 
-def write(found: Explored, result: Result, path: Path) -> None:
+def write(found: ExplorationSummary, result: Result, path: Path) -> None:
     """Writes the page, readable only by its owner. Raises OSError."""
     write_atomically(path, text(found, result, path.parent), private=True)
 
 
-def text(found: Explored, result: Result, home: Path) -> str:
+def text(found: ExplorationSummary, result: Result, home: Path) -> str:
     """The HTML of the page of an exploration. `home`: the directory of the exploration; links are relative to it."""
     share = found.fatal_share
     return render("explored.html", {}, {
         "result": result.to_json(), "found": found.warm, "there_are": found.choice.in_all,
-        "classes": [_class(found, kind) for kind in Class], "tried": len(found.outcomes),
+        "classes": [_class(found, kind) for kind in OutcomeClass], "tried": len(found.outcomes),
         "fatal": "" if share is None else f"{share:.1%}", "fatal_s": seconds_in_words(found.fatal_s),
         "unconfirmed_s": seconds_in_words(found.unconfirmed_fatal_s) if found.unconfirmed_fatal_s else "",
         "unconfirmed": any(map(is_suspected, found.outcomes)), "tried_s": seconds_in_words(found.tried_s),
@@ -44,13 +44,13 @@ def text(found: Explored, result: Result, home: Path) -> str:
     })  # fmt: skip
 
 
-def _class(found: Explored, kind: Class) -> dict[str, Any]:
+def _class(found: ExplorationSummary, kind: OutcomeClass) -> dict[str, Any]:
     own = found.of(kind)
-    says = told(own) if own and kind is not Class.RIGHT else ""
+    says = told(own) if own and kind is not OutcomeClass.RIGHT else ""
     return {"name": kind.value, "mark": _mark(kind), "states": len(own), "says": says}
 
 
-def _mark(kind: Class) -> str:
+def _mark(kind: OutcomeClass) -> str:
     return f"x-{kind.name.lower()}"
 
 
@@ -62,7 +62,7 @@ def _doubt(one: Outcome) -> str:
     return " (not confirmed)" if is_suspected(one) else ""
 
 
-def _time(found: Explored) -> dict[str, Any]:
+def _time(found: ExplorationSummary) -> dict[str, Any]:
     """The time of the recorded run, coloured by the outcome of a death of all processes at that time."""
     began_s, whole_s = found.recording.began_s, found.seconds or 1.0
     parts = [
@@ -77,7 +77,7 @@ def _time(found: Explored) -> dict[str, Any]:
     return {"width": _WIDTH, "parts": parts, "end": seconds_in_words(whole_s)}
 
 
-def _line(found: Explored) -> dict[str, Any]:
+def _line(found: ExplorationSummary) -> dict[str, Any]:
     """The operations from left to right, with a lane for each rank. Below them is a lane for each model, with the
     states that begin after the operation."""
     shown = _shown(found)
@@ -94,7 +94,9 @@ def _line(found: Explored) -> dict[str, Any]:
     ]  # fmt: skip
     states, ends = [], {state.name: state.last_operation for state in found.choice.states}
     height: dict[tuple[str, int], int] = {}
-    for one in sorted(found.outcomes, key=lambda one: list(Class).index(one.kind)):  # the worst is drawn last, on top
+    for one in sorted(
+        found.outcomes, key=lambda one: list(OutcomeClass).index(one.kind)
+    ):  # the worst is drawn last, on top
         last = ends.get(one.state)
         at = -1 if last is None else place.get(last.number)
         if at is not None and (beside := height.setdefault((one.model, at), 0)) < 3:
@@ -109,7 +111,7 @@ def _line(found: Explored) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shown(found: Explored) -> Sequence[Operation]:
+def _shown(found: ExplorationSummary) -> Sequence[Operation]:
     """The operations to show: those around the smallest failing state, or else the first ones."""
     operations, smallest = found.recording.operations, found.smallest
     if len(operations) <= _MOST:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
-from torchaos.harness.crash_explorer.exploration_summary import Explored, told
-from torchaos.harness.crash_explorer.resume_outcomes import Class, Outcome, is_suspected
+from torchaos.harness.crash_explorer.exploration_summary import ExplorationSummary, told
+from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass, is_suspected
 from torchaos.harness.record.plan import counted, rounded, seconds_in_words
 from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdict
 from torchaos.harness.release.gate_verdict import WAIVERS, Judged, is_waived
@@ -287,7 +287,7 @@ _STATE_NAME = 17  # columns
 
 def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
     """Prints a line about a state that was just tried."""
-    right = outcome.kind is Class.RIGHT
+    right = outcome.kind is OutcomeClass.RIGHT
     how = ", cold" if not outcome.warm else "" if right else "; not confirmed by a cold start"
     how = f"; the same failure by a cold start: {outcome.shown_by}" if outcome.shown_by else how
     why = "" if right else f": {outcome.reason}"
@@ -296,7 +296,7 @@ def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
     return f"{number}/{of} {outcome.state}: {outcome.kind.value}{why} ({outcome.seconds:.1f} s{how})"
 
 
-def show(found: Explored, result: Result, console: Console) -> None:
+def show(found: ExplorationSummary, result: Result, console: Console) -> None:
     """Prints the verdict, the classes, and the story of the smallest state that fails. A reason is told once."""
     pen = Pen(console)
     pen.gap()
@@ -304,9 +304,9 @@ def show(found: Explored, result: Result, console: Console) -> None:
     pen.gap()
     how = f"; started {found.warm}" if found.outcomes else ""
     pen.heading("Outcomes", f"{len(found.outcomes)} of {found.choice.in_all} states{how}")
-    for kind in Class:
+    for kind in OutcomeClass:
         own = found.of(kind)
-        words = told(own) if own and kind is not Class.RIGHT else ""
+        words = told(own) if own and kind is not OutcomeClass.RIGHT else ""
         words = "" if words in result.reason else words
         pen.row([(pen.text(kind.value), _STATE_NAME), (pen.text(f"{len(own):>5}"), 7)], pen.text(words), indent=3)
     share = found.fatal_share

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchaos.plugin import Assertion, Finding, Harm, Need, Record, inconclusive
-from torchaos.plugin.analysis import absent_replicas, are_taken_over, as_one_job, each, losses, without_steps
+from torchaos.plugin.analysis import (
+    SCALE_UNJUDGED,
+    absent_replicas,
+    are_taken_over,
+    as_one_job,
+    each,
+    losses,
+    without_steps,
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,6 @@ class LossContinuity(Assertion):
         if gone:
             return inconclusive(
                 f"{gone}, on fewer samples than in the twin: from then on neither weights nor losses are the twin's, "
-                "so a difference proves nothing"
+                f"so a difference proves nothing; {SCALE_UNJUDGED}"
             )
         return each(self, run, twins)

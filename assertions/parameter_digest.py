@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, inconclusive
 from torchaos.plugin.analysis import (
+    SCALE_UNJUDGED,
     Parameters,
     absent_replicas,
     across_replicas,
@@ -40,15 +41,17 @@ class ParameterDigest(Assertion):
         if blind := without_steps(run):
             return blind
         apart = across_replicas(run)
-        if apart.outcome is not Outcome.PASSED or self.replicas_only:
-            return self._bound(apart)
         gone = absent_replicas(run)
-        if gone and are_taken_over(run, twins):
+        taken_over = gone is not None and are_taken_over(run, twins)
+        if apart.outcome is not Outcome.PASSED or self.replicas_only:
+            unjudged = apart.outcome is Outcome.PASSED and gone and not taken_over
+            return self._bound(replace(apart, reason=f"{apart.reason}; {SCALE_UNJUDGED}") if unjudged else apart)
+        if taken_over:
             return self._bound(Parameters(as_one_job(run), [as_one_job(twin) for twin in twins]).finding())
         if gone:
             return inconclusive(
                 f"{apart.reason}; {gone}, so that they are not the twin's: `replicas_only: true` compares only the "
-                "replicas"
+                f"replicas; {SCALE_UNJUDGED}"
             )
         finding = each(self, run, twins)
         return replace(finding, reason=f"{apart.reason}; {finding.reason}")

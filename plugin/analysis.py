@@ -36,6 +36,7 @@ from torchaos.harness.analysis.hit_targets import Gpu, Landing, gpus_of, landing
 from torchaos.harness.analysis.missing_data import no_rank_found, why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import why_moot
 from torchaos.harness.analysis.replica_verdict import (
+    SCALE_UNJUDGED,
     absent_replicas,
     as_one,
     as_one_job,
@@ -50,11 +51,11 @@ from torchaos.harness.scenario.values import Regex
 
 __all__ = [
     "Attempt", "Blame", "Checkpoints", "Corruption", "Execution", "Gpu", "HangReaction", "Landing", "Parameters",
-    "Recoveries", "Regex", "Restart", "Resumes", "Save", "Slowness", "TIERS", "TIERS_IN_WORDS", "Tier",
-    "absent_replicas", "across_replicas", "are_taken_over", "as_one", "as_one_job", "beside_replicas",
-    "checkpointed_s", "completion", "drained_s", "each", "each_hit", "evictions", "gave_up", "gpus_of",
-    "is_of_gpu", "lacking", "landings", "last_answer", "last_step_of", "leftovers", "longest_stall", "losses",
-    "no_rank_found", "noticed_s", "offenders", "rates", "restarts_in_words", "restarts_of", "restored_state",
-    "samples", "samples_of_absent", "standstill", "tier_name", "tier_of", "used_again", "why_moot",
-    "why_unplaced", "why_unseen", "without_steps", "worst_tier",
+    "Recoveries", "Regex", "Restart", "Resumes", "SCALE_UNJUDGED", "Save", "Slowness", "TIERS", "TIERS_IN_WORDS",
+    "Tier", "absent_replicas", "across_replicas", "are_taken_over", "as_one", "as_one_job", "beside_replicas",
+    "checkpointed_s", "completion", "drained_s", "each", "each_hit", "evictions", "gave_up", "gpus_of", "is_of_gpu",
+    "lacking", "landings", "last_answer", "last_step_of", "leftovers", "longest_stall", "losses", "no_rank_found",
+    "noticed_s", "offenders", "rates", "restarts_in_words", "restarts_of", "restored_state", "samples",
+    "samples_of_absent", "standstill", "tier_name", "tier_of", "used_again", "why_moot", "why_unplaced", "why_unseen",
+    "without_steps", "worst_tier",
 ]  # fmt: skip

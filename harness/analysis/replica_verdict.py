@@ -109,6 +109,10 @@ def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
     return {step: numbers for step, numbers in gone.items() if numbers}
 
 
+# For reasons: in a job whose replicas keep to their own samples, no weights show it.
+SCALE_UNJUDGED = "by what number the others divided their gradients meanwhile is not judged"
+
+
 def absent_replicas(run: Record) -> str | None:
     """A sentence about the steps that were made without one of the replicas. None if all replicas made all steps."""
     gone = absences(run.of_replicas)

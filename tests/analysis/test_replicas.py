@@ -123,6 +123,9 @@ def test_what_holds_of_a_replica_that_was_healed(trainer: Any) -> None:
     assert (outcome, "went on from step 20, beside a replica" in reason) == (Outcome.PASSED, True), reason
     outcome, reason = said("parameter_digest", run, [twin], replicas_only=True)
     assert (outcome, "equal after each of 27 steps" in reason) == (Outcome.PASSED, True), reason
+    assert reason.endswith("by what number the others divided their gradients meanwhile is not judged")
+    outcome, reason = said("parameter_digest", twin, [twin], replicas_only=True)
+    assert (outcome, "divided" in reason) == (Outcome.PASSED, False), reason
 
 
 def test_what_can_not_be_told_of_replicas_is_inconclusive(trainer: Any) -> None:
@@ -132,6 +135,7 @@ def test_what_can_not_be_told_of_replicas_is_inconclusive(trainer: Any) -> None:
     for name in ("loss_continuity", "parameter_digest", "sample_accounting"):
         outcome, reason = said(name, run, [twin])
         assert (outcome, gone in reason) == (Outcome.INCONCLUSIVE, True), reason
+        assert ("divided their gradients meanwhile is not judged" in reason) is (name != "sample_accounting")
     assert "nobody consumed its 12 samples" in said("sample_accounting", run, [twin])[1]
     outcome, reason = said("checkpoint_integrity", run, [twin])
     assert (outcome, "not a job of 2 replicas" in reason) == (Outcome.INCONCLUSIVE, True)

@@ -42,11 +42,11 @@ class Ran:
         return [int(steps) for steps in re.findall(r"(\d+) of \d+ steps done", self.log)]
 
     def restarted_right(self, every: int) -> bool:
-        """Whether the second attempt went on from the newest checkpoint at the time of the kill, however late that was:
-        the newest by the steps in the log, or the one before, if the last step in the log was just being saved."""
+        """Whether the second attempt went on from the newest checkpoint at the time of the kill, however late that was;
+        or from the one before, because a thread writes the newest while the job trains on."""
         logged = re.findall(r"step (\d+) loss", self.log.split("steps done")[1])
-        reached = int(logged[-1]) if logged else 0
-        return self.starts in ([0, reached // every * every], [0, max(reached - 1, 0) // every * every])
+        newest = int(logged[-1]) // every * every if logged else 0
+        return self.starts in ([0, newest], [0, max(newest - every, 0)])
 
     @property
     def checkpoints(self) -> set[str]:

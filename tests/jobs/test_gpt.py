@@ -42,7 +42,7 @@ def test_killed_while_it_saves(form: str, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt
 @pytest.mark.long
 @pytest.mark.parametrize("step", [3, 13, 17, 23])
 def test_killed_between_saves(step: int, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> None:
-    """Before the first checkpoint it starts again from nothing, later from the newest that was written; no loss changes."""
+    """Before the first checkpoint it starts again from nothing, later from the newest; no loss changes."""
     ran = gpt("ddp", tmp_path / "run", when=lambda log, folder: f"step {step} loss" in log)
     assert ran.exit_code == 0, ran.log
     assert ran.restarted_right(8), ran.log

@@ -166,6 +166,22 @@ def test_data_that_was_rewound_or_drawn_anew_is_told_apart(trainer: Any) -> None
     assert "the twin never consumed them" in other.reason
 
 
+def test_new_samples_that_are_used_as_often_as_others_are_not_repeated(trainer: Any) -> None:
+    """A job that uses each sample twice, as PPO does, used other samples after the resume: twice, too."""
+
+    def twice(run: Any) -> Any:
+        def doubled(e: Any) -> Any:
+            more = {name: [one for one in e.data[name] for _ in (1, 2)] for name in ("samples", "indices")}
+            return replace(e, data={**e.data, **more})
+
+        return replace(run, events=tuple(doubled(e) if e.kind is Kind.STEP else e for e in run.events))
+
+    run, twin = twice(_shift(trainer(kills=KILL).record(), 10_000)), twice(trainer().record())
+    finding = SampleAccounting().judge(run, [twin])
+    assert (finding.measured["skipped"], finding.measured["repeated"]) == (240, 0)
+    assert "In all, 240 samples were skipped, and 240 consumed that the twin never consumed" in finding.reason
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

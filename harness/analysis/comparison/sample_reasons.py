@@ -152,7 +152,9 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     mine, twins = (total_of((steps[at] for at in other if at in steps), read) for steps in (ours, theirs))
     skipped, repeated = twins - mine, mine - twins
     known = total_of(theirs.values(), read)
-    new = Samples({sample: 1 for sample in repeated if not known[sample]})  # the twin did not reach them
+    # The twin did not reach them. A job may use each sample several times, as PPO does.
+    most = max(known.values(), default=1)
+    new = Samples({sample: min(times, most) for sample, times in repeated.items() if not known[sample]})
     repeated -= new
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if alone := _of_one_alone(ours, theirs, step):

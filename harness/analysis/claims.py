@@ -69,12 +69,12 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "data": Claim(
         "the data: {who} given other samples in step {step}",
-        "the samples of the rank, or of all ranks, in the step",
+        "the samples of these ranks in the step",
     ),
     "contents": Claim(
-        "the contents of the samples: rank {rank} was given the right samples with other contents in step {step}: what "
-        "prepares them, such as augmentation, was not restored",
-        "the indices and the digests of the rank's samples in the step",
+        "the contents of the samples: {who} given the right samples with other contents in step {step}: what prepares "
+        "them, such as augmentation, was not restored",
+        "the indices and the digests of the samples of these ranks in the step",
     ),
     "inputs": Claim(
         "{found} in step {step}, although the samples are the right ones: what prepares them was not restored",

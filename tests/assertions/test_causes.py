@@ -244,6 +244,6 @@ def test_constant_rates_do_not_tell_where_a_position_is(trainer: Any) -> None:
     run = Ahead(kills=((13, 1),), state_seen=True, counters_seen=False).record()
     twin = Ahead(state_seen=True, counters_seen=False).record()
     reason = LossContinuity().judge(run, [twin]).reason
-    assert "the data: rank 0 was given other samples in step 11" in reason, reason
+    assert "the data: ranks 0, 1 were given other samples in step 11" in reason, reason
     assert "learning rates go on" not in reason
     assert "lost" not in reason

@@ -72,7 +72,7 @@ def test_healthy_recovery_is_bitwise_the_twin(trainer: Any) -> None:
             "the optimizer's moments were not restored: the moments of weight are missing",
         ),
         ("schedule", 16, "the LR schedule was not restored: its own step counter stood at 0"),
-        ("sampler", 16, "the data: rank 0 was given other samples in step 16"),
+        ("sampler", 16, "the data: ranks 0, 1 were given other samples in step 16"),
         ("weights", 16, "the model's weights were not restored: the parameters weight are those of a fresh start"),
     ],
 )

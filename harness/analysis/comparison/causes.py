@@ -30,6 +30,7 @@ from torchaos.harness.analysis.comparison.agreement import Difference, Differing
 from torchaos.harness.analysis.comparison.sample_counts import ends_of, other_iterations, renumbered
 from torchaos.harness.analysis.tolerance import ROUNDING, WEIGHTS, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
+from torchaos.harness.record.plan import numbered
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
@@ -436,12 +437,16 @@ def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
             if mine is not None and twins is not None and mine != twins:
                 return _Fact("samples", step, said("data", who="all ranks together were", step=step))
             continue
-        for rank, execution in sorted(ours[step].items()):
-            their = theirs[step][rank]
-            if execution.samples_seen and their.samples_seen and execution.samples != their.samples:
-                if execution.indices and execution.indices == their.indices and not renumbered(ours, theirs):
-                    return _Fact("samples", step, said("contents", rank=rank, step=step))
-                return _Fact("samples", step, said("data", who=f"rank {rank} was", step=step))
+        pairs = {rank: (one, theirs[step][rank]) for rank, one in sorted(ours[step].items())}
+        odd = [
+            rank for rank, (one, twin) in pairs.items()
+            if one.samples_seen and twin.samples_seen and one.samples != twin.samples
+        ]  # fmt: skip
+        if odd:
+            who = f"{numbered('rank', odd)} {'was' if len(odd) == 1 else 'were'}"
+            known = all(one.indices and one.indices == twin.indices for one, twin in map(pairs.__getitem__, odd))
+            name = "contents" if known and not renumbered(ours, theirs) else "data"
+            return _Fact("samples", step, said(name, who=who, step=step))
     return None
 
 

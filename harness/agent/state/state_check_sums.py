@@ -27,7 +27,8 @@ from .training_state import trained_by
 HOOK = "kept"
 _MOST, _INPUTS = 20_000, 64  # tensors of one quantity; inputs of the model
 _MOST_PUT_BACK = 50  # states: some jobs put one into a module in every step
-_LONG = ("parameters", "frozen", "buffers", "moments", "unsaved", "trained")
+_SUMMED = ("parameters", "frozen", "buffers", "moments")
+_LONG = (*_SUMMED, "unsaved", "trained")
 
 
 class StateSums:
@@ -43,6 +44,7 @@ class StateSums:
         self._first: dict[str, list[str]] | None = None  # the parameters of the first step
         self._has_forward = False
         self._begun: dict[str, Any] = {}  # what was read when the forward began
+        self._tensors: dict[str, Named] = {}  # that were looked at last, until their sums are written
         careful = agent.careful(HOOK)
         self.save_begins, self._begins = careful(self._save_begins), careful(self._step_begins)
         self.handled()
@@ -89,6 +91,7 @@ class StateSums:
             if found.get("parameters") and self._last != (agent.steps_over, found):
                 self._last = (agent.steps_over, found)
                 self._emit(Kind.KEPT, {**found, "rng": _generators()})
+            self._tensors = {}
 
     def _step_begins(self, phase: Phase, inputs: Any = ()) -> None:
         """Must be called when a forward of a wrapped model begins, with its inputs, and before a backward or an
@@ -107,9 +110,11 @@ class StateSums:
                 self._divide(begun)
             drawn = [name for name, state in _generators().items() if begun["rng"].get(name) != state]
             self._emit(Kind.BEGUN, {**begun, "drawn": drawn})
+            self._tensors = {}
         elif not self._has_forward:  # otherwise, a thread began to save in the middle of this step
             self._agent.state_begins = None
             self._emit(Kind.BEGUN, {**self._at_start(), "rng": _generators(), "at": phase.value})
+            self._tensors = {}
 
     def _at_start(self) -> dict[str, Any]:
         """What `_look` finds when a step begins. If the parameters are those of the first step again, the steps since
@@ -123,16 +128,19 @@ class StateSums:
         return found
 
     def _divide(self, begun: dict[str, Any]) -> None:
-        """Divides the parameters in `begun` into trained and frozen ones."""
+        """Divides the parameters in `begun` into trained and frozen ones. This changes names, since the module in which
+        nothing is trained has its class in them."""
+        pairs = [(each, begun[what].get(name)) for what in _SUMMED if what in begun
+                 for name, each in self._tensors[what].items()]  # fmt: skip
+        sums = {id(each): of for each, of in pairs if of is not None}
         found = self._names.look(self._agent.optimizers, self._agent.reached())
-        both = {**begun.get("frozen", {}), **begun.get("parameters", {})}
-        for what in ("parameters", "frozen"):
-            begun[what] = {name: of for name, of in both.items() if name in found[what]}
-        begun["trained"] = sorted(found["trained"])
+        for what in {*begun} & {*_SUMMED}:
+            begun[what] = {name: sums[id(each)] for name, each in found[what].items() if id(each) in sums}
+        begun.update({what: sorted(of) for what in ("unsaved", "trained") if (of := found[what])})
 
     def _look(self) -> dict[str, Any]:
         """The check sums by quantity and name. Quantities with too many tensors are left out."""
-        found = self._names.look(self._agent.optimizers, self._agent.reached())
+        found = self._tensors = self._names.look(self._agent.optimizers, self._agent.reached())
         wanted = {what: of for what, of in found.items() if len(of) <= _MOST}
         names = {what: sorted(of) for what in ("unsaved", "trained") if (of := wanted.pop(what, None))}
         return {**self._summed(wanted), **names}

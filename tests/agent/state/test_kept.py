@@ -231,6 +231,35 @@ torch.save({{}}, folder + "/a.pt")
     assert set(kept["frozen"]) == {"0.weight", "0.bias"}
 
 
+def test_a_job_of_plain_optimizers_alone_has_one_name_for_each_tensor(rank: Any) -> None:
+    """Before the first backward it is not known what is trained. What the first step began with has the names that a
+    save gives, all the same."""
+    ran = rank.run(
+        """
+import os, torch
+from torch import distributed as dist
+folder = os.environ["FOLDER"]
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+class Plain:
+    def __init__(self, params): self.params = list(params); self.m = [torch.zeros_like(p) for p in self.params]
+    @torch.no_grad()
+    def step(self):
+        for p, m in zip(self.params, self.m): m.lerp_(p.grad, 0.1); p.sub_(m); p.grad = None
+plain = Plain(model.parameters())
+for _ in range(2):
+    model(torch.ones(1, 2)).sum().backward(); plain.step()
+    torch.save({}, folder + "/a.pt")
+dist.destroy_process_group()
+""",
+        hooks=("steps", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    first, kept = _begun(ran)[0].data, ran.of("checkpoint.parameters")[0].data
+    assert set(first["parameters"]) == set(kept["parameters"]) == {"weight", "bias"}
+    assert set(first["moments"]) == set(kept["moments"]) == {"weight/m", "bias/m"}
+
+
 @pytest.mark.parametrize("updates", ["p.sub_(0.1)", "pass"])
 def test_the_state_of_a_step_covers_what_a_plain_optimizer_trains(rank: Any, updates: str) -> None:
     """Beside an optimizer of torch's: a parameter that only the plain one has changed changes the digest."""

@@ -399,7 +399,7 @@ def _named(
             self.emit(Kind.KEPT, kept, 0, attempt, local)
             super()._save(attempt, world, state, step, local)
 
-    return Named(kills=((13, 1),), state_seen=True, noise=True, global_batch=True, **how)
+    return Named(**{"kills": ((13, 1),), **how}, state_seen=True, noise=True, global_batch=True)
 
 
 def _exchanged(begun: Any, rank: int) -> None:
@@ -905,3 +905,33 @@ def test_inputs_of_another_number_of_ranks_are_not_compared(trainer: Any, worlds
     run = Shares(kills=((13, 1),), named=True, global_batch=True, worlds=worlds).record()
     begun = begun_with(run, 1, 10, run.history.attempts[1].started_s)
     assert bool(begun.of("inputs")) is not bool(worlds)
+
+
+def test_a_resume_after_the_job_had_gone_back_by_itself(trainer: Any) -> None:
+    """A job goes back after a spike of its loss, as it is written to; later a rank dies. What counts is the state that
+    was saved after that."""
+    run = trainer(raises=(10, 1, 0.5), kills=((18, 1),), state_seen=True, named=True, every=4).record()
+    raised = min((e for e in run.events if e.kind is Kind.APPLYING), key=lambda e: e.mono_s)
+    own = replace(run, events=tuple(e for e in run.events if e is not raised))
+    assert [(part.number, part.after, part.base) for part in own.history.segments] == [(0, 0, 0), (0, 9, 8), (1, 0, 16)]
+    found = StateRestored().judge(own, ())
+    assert found.outcome is Outcome.PASSED, found.reason
+    assert found.measured["resumes"] == 1
+
+
+def test_inputs_that_are_those_of_the_twin_are_right(trainer: Any) -> None:
+    """After it went back, a job skips the data of the spike, and does a step again with other inputs. So does the
+    twin."""
+
+    def begins(begun: Any, rank: int) -> None:
+        begun["inputs"] = {".0.0": ["float32 4x2", "1" * 16]}
+
+    def twin(of: str) -> Record:
+        own = _named(trainer, kills=(), savers=2).record()
+        data = {"inputs": {".0.0": ["float32 4x2", of * 16]}}
+        events = (replace(e, data={**e.data, **data}) if e.kind is Kind.BEGUN else e for e in own.events)
+        return replace(own, events=tuple(events))
+
+    run = _named(trainer, begins, savers=2).record()
+    words = [SampleAccounting().judge(run, [twin(of)]).reason for of in "12"]
+    assert ["but the model's inputs" in each for each in words] == [False, True], words

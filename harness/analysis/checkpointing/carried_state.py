@@ -116,19 +116,22 @@ def carried_into(run: Record, attempt: int) -> Carried | None:
     return next((carried for carried in found if carried.attempt.number == attempt), None)
 
 
-def _resumed(run: Record) -> list[Attempt]:
-    """The attempts in order, with those parts of an attempt as further ones that began with a load of a checkpoint
-    after a fault. A load that no fault explains may be a part of the program."""
-    history, hits = run.history, list(run.of_kind(Kind.APPLYING))
-    lives = {attempt.number: attempt for attempt in history.attempts}
+def _parts(run: Record) -> list[Attempt]:
+    """The attempts in order, each segment as an attempt of its own."""
+    lives = {attempt.number: attempt for attempt in run.history.attempts}
     return [
         replace(lives[part.number], base=part.base, started_s=part.started_s, segments=(part,))
-        for part in history.segments
-        if history.begins_attempt(part) or (
-            not part.in_memory
-            and any(hit.attempt == part.number and hit.mono_s < part.started_s for hit in hits)
-        )
-    ]  # fmt: skip
+        for part in run.history.segments
+    ]
+
+
+def _resumes(run: Record, part: Segment) -> bool:
+    """Whether the segment began with an attempt, or with a load of a checkpoint after a fault. A load that no fault
+    explains may be a part of the program."""
+    hits = run.of_kind(Kind.APPLYING)
+    return run.history.begins_attempt(part) or (
+        not part.in_memory and any(hit.attempt == part.number and hit.mono_s < part.started_s for hit in hits)
+    )
 
 
 def _is_at_once(run: Record, part: Segment) -> bool:
@@ -155,13 +158,11 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
 
 def _resumes_carried(run: Record) -> Iterator[Carried]:
     history, sums = run.history, ParameterSums(run)
-    begun_before: list[Attempt] = []
-    for attempt in _resumed(run):
-        begun_before.append(attempt)
-        if not attempt.base:
+    for place, attempt in enumerate(parts := _parts(run)):
+        if not attempt.base or not _resumes(run, attempt.segments[0]):
             continue
         first = _of(history, attempt, attempt.base + 1)
-        before = [earlier for earlier in begun_before[:-1] if _of(history, earlier, attempt.base)]
+        before = [earlier for earlier in parts[:place] if _of(history, earlier, attempt.base)]
         if not first or not before:
             continue
         saver = before[-1]

@@ -232,14 +232,13 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     found.in_place = _places(own.fresh) == _places(mine) and any(map(any, _places(mine).values()))
     found.after_forward = any(_at(state) == "backward" for state in mine.values())
     alike = frozenset[str]() if _trained_apart(run, base, since_s) else _alike(own.fresh)
-    for quantity in (*OF_MODEL, MOMENTS, INPUTS, RNG):
+    _compare_inputs(found, mine, [went_on, twins])
+    for quantity in (*OF_MODEL, MOMENTS, RNG):
         sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
         known = [_values(state, quantity) for of in (mine, *sources) for state in of.values()]
-        if None not in known and not any(known) and quantity not in (INPUTS, RNG):
+        if None not in known and not any(known) and quantity != RNG:
             found.absent.add(quantity)
         for reference in sources:
-            if quantity == INPUTS and reference.keys() != mine.keys():
-                continue  # other ranks share the batch in another way
             if due := _due(mine, reference, quantity, alike):
                 _compare(found, quantity, mine, due)
                 break
@@ -276,6 +275,22 @@ def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tupl
             holds = {True: said("trained here"), False: said("trained there")}
             return step, [replace(other, holds=holds[other.name in of]) for other in found.others]
     return None
+
+
+def _compare_inputs(found: Begun, mine: Of, references: Sequence[Of]) -> None:
+    """Finds inputs of the model that are neither those of the step before the resume nor the twin's: a job that skips
+    the data of a spike trains on other data when it does a step again, and so does its twin."""
+    compared = [Begun() for _ in references]
+    for one, reference in zip(compared, references, strict=True):
+        if reference.keys() == mine.keys():  # other ranks share the batch in another way
+            _compare(one, INPUTS, mine, _due(mine, reference, INPUTS, frozenset()))
+    seen = [one for one in compared if one.seen]
+    if seen:
+        nearest = min(seen, key=lambda one: len(one.others))
+        found.others += nearest.others
+        found.seen.update(nearest.seen)
+        found.compared.update(nearest.compared)
+        found.partly.update(nearest.partly)
 
 
 def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> None:

@@ -155,6 +155,12 @@ def own_exit_code(run: Record) -> int | None:
     return None if goes_on else code
 
 
+def ends_so_without_fault(run: Record) -> bool:
+    """Whether the job ended with the exit code and the last step with which it ended when no fault was injected."""
+    twins = [event.data["twin"] for event in run.of_kind(Kind.NOTE) if "twin" in event.data]
+    return [own_exit_code(run), run.history.last_step] in twins
+
+
 def failed_rank(run: Record) -> FailedRank | None:
     """The first rank that failed by itself, in the last attempt of a job that ended by itself. None if no rank did. Not
     counted: a rank that torchelastic ended, and an abort at interpreter exit after the last step. The exit code of the

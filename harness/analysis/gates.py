@@ -11,6 +11,7 @@ from torchaos.harness.analysis.ending import (
     LEFT_OPEN,
     ended_from_outside,
     ended_on_purpose_s,
+    ends_so_without_fault,
     failed_rank,
     own_exit_code,
 )
@@ -135,7 +136,10 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
     behind = {recovery.fault for recovery in recoveries(run, twins) if recovery.parts["caught_up"] is None}
     if fault.id not in behind:
         if code not in (None, 0):
-            return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
+            how = f"the job got past the fault, and then ended with exit code {code} in step {reached}"
+            if ends_so_without_fault(run):
+                return Verdict.INCONCLUSIVE, f"{how}, as it does without a fault"
+            return Verdict.FAILED, how
         if broken := failed_rank(run):
             how = f"rank {broken.rank} ended with exit code {broken.exit_code} in step {reached}"
             return (

@@ -132,8 +132,9 @@ def _recoveries(run: Record, twins: Sequence[Record]) -> Iterator[Recovery]:
     """The recovery from each landing, with advice."""
     for landing in landings(run):
         found = recovery_from(run, landing, twins)
-        cut_off = found.parts["caught_up"] is None and ended_from_outside(run)
-        yield replace(found, advice=advice(run, landing, found), cut_off=cut_off)
+        never = found.parts["caught_up"] is None
+        cut_off, unplaced = never and ended_from_outside(run), never and bool(run.history.unplaced)
+        yield replace(found, advice=advice(run, landing, found), cut_off=cut_off, unplaced=unplaced)
 
 
 def _assertion(named: Named) -> Assertion:

@@ -123,7 +123,8 @@ _RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | N
 # Readers refuse values of other types, and accept further keys. Times are in seconds, sizes in bytes.
 PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.STAGE: {"stage": "str"},  # the harness begins this stage of the run
-    Kind.NOTE: {"text": "str"},  # a text that is shown with the verdict
+    # a text that is shown with the verdict. twin: the exit code and the last step of a twin whose job failed by itself
+    Kind.NOTE: {"text": "str", "twin?": "list[Whole | None]"},
     # interrupted: by a person or program outside of torchaos; enough: the scenario ended the run on purpose
     Kind.STOPPED: {"reason": "str", "interrupted?": "bool", "enough?": "bool"},
     Kind.PROBED: {"probe": "str", "holds": "bool"},  # the answer of a condition's probe; + reason

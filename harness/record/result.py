@@ -113,6 +113,7 @@ class Recovery:
     # The ranks that the fault hit and of which no later step was seen, although the job came to its end.
     unseen: tuple[int, ...] = ()
     cut_off: bool = False  # the run was ended, from outside, before the job had caught up
+    unplaced: bool = False  # it is not known which global steps the job made, so nor when it caught up
 
 
 def each_restart(recoveries: Iterable[Recovery]) -> list[Recovery]:

@@ -192,7 +192,8 @@ def _recovery(hit: Landing, recovery: Recovery) -> Span:
     return Span(
         "recovery", hit.at_s, max((part.end_s for part in parts), default=hit.at_s),
         {"torchaos.fault.id": recovery.fault, "torchaos.lost_steps": recovery.lost_steps},
-        "" if back or recovery.unseen or recovery.cut_off else "the job never caught up", tuple(parts),
+        "" if back or recovery.unseen or recovery.cut_off or recovery.unplaced else "the job never caught up",
+        tuple(parts),
     )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ JSON of runs: `{"schema": 1, "results": [...]}`; each result has the same form a
   replays); both empty: the fault really happened
 - `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not known);
   `advice`: which waits were long, and which setting shortens them; `at_s`: when the fault was applied
-  (CLOCK_MONOTONIC); `cut_off`: the run was ended, from outside, before the job had caught up
+  (CLOCK_MONOTONIC); `cut_off`: the run was ended, from outside, before the job had caught up;
+  `unplaced`: it is not known which global steps the job made
 - `cases`: `name`, `kind` (assertion, faults, rollback), `verdict`, `reason`, `measured` and `bound` by name, `seconds`
   (the names of those figures that are durations)
 - `steps`: the highest global step that counts (null: none was seen); `attempts`; `twin`; `versions`; `notes`

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torchaos.harness.analysis.ending import own_exit_code
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import EventFile, Kind
@@ -39,7 +40,7 @@ class ScenarioRun(Stoppable):
         self.plan, self.folder = plan, folder
         self._text, self._reproduce, self._watcher = text, reproduce, watcher
         self._began_s = time.time()
-        self._notes: list[str] = []
+        self._notes: list[dict[str, object]] = []
         self._unsaid: list[str] = []
         # Of the run, and of its twins; None until they are judged.
         self.records: tuple[Record, list[Record]] | None = None
@@ -65,6 +66,9 @@ class ScenarioRun(Stoppable):
         wanted = int(self.plan.twin.get("runs", 0))
         has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)
         unfinished = self._stopped or self._in_vain(twins, has_twin)
+        if not (unfinished or has_twin) and twins.failed is not None and twins.died:
+            end = [own_exit_code(twins.failed), last_step_in(twins.failed)]
+            self._notes.append({"text": f"the fault-free twin failed: {twins.died}", "twin": end})
         if not unfinished:
             record_sources(self.plan, self.folder)
             self._execute(self.plan, self.folder)
@@ -149,7 +153,7 @@ class ScenarioRun(Stoppable):
 
     def _note(self, text: str) -> None:
         """Keeps a note. It is recorded in the next run, and at the end of this scenario."""
-        self._notes.append(text)
+        self._notes.append({"text": text})
         self._unsaid.append(text)
 
     def _write_down(self, unfinished: str | None) -> None:
@@ -160,8 +164,8 @@ class ScenarioRun(Stoppable):
         events = read_journal(self.folder.events)
         end_s = events[-1].mono_s if len(events) else None
         journal = EventFile(self.folder.events / "scenario.jsonl", "scenario")
-        for text in self._notes:
-            journal.emit(Kind.NOTE, {"text": text}, mono_s=end_s)
+        for note in self._notes:
+            journal.emit(Kind.NOTE, note, mono_s=end_s)
         if unfinished:
             journal.emit(Kind.STOPPED, {"reason": unfinished, "interrupted": True})
         journal.close()

@@ -130,6 +130,19 @@ def test_a_job_that_recovers_and_then_crashes_is_failed(trainer: Any) -> None:
     assert "exit code 1" in result.reason
 
 
+def test_a_job_that_ends_with_an_error_without_a_fault_too_is_inconclusive(trainer: Any) -> None:
+    """Its twin, which is none, had ended with the same exit code in the same step: the fault did not do that. Another
+    step or exit code is the fault's."""
+    run = trainer(kills=[(18, 1)]).record()
+    ended = at(run.events[-1], Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": 1})
+    verdicts = []
+    for twin in ([1, 30], [1, 29], [2, 30]):
+        note = at(run.events[-1], Kind.NOTE, {"text": "the fault-free twin failed: exit code 1", "twin": twin})
+        result = judged(plus(without(run, Kind.JOB_EXITED), ended, note))
+        verdicts.append((result.verdict, "as it does without a fault" in result.reason))
+    assert verdicts == [(Verdict.INCONCLUSIVE, True), (Verdict.FAILED, False), (Verdict.FAILED, False)]
+
+
 def test_nothing_is_failed_on_a_damaged_journal(trainer: Any) -> None:
     """What the lines said that can't be read may have been what an assertion lacks; that goes for a twin's, too."""
     run = trainer(kills=[(18, 1)]).record()

@@ -20,6 +20,7 @@ from torchaos.harness.analysis.checkpointing.resumed_from import name_of
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import EventFile, Kind
+from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.happened import Turn, happened
 from torchaos.harness.reporting.story import Story, story_of, tell, tell_short
@@ -155,9 +156,10 @@ def test_the_short_story_of_a_recorded_run(name: str) -> None:
 
 def test_the_middle_of_a_long_short_story_is_left_out(copy: Path) -> None:
     """Of many turning points, the first and the last are told, and how many are not."""
+    end_s = read_journal(copy / "events")[-1].mono_s  # by the clock of the machine that recorded it
     journal = EventFile(copy / "events" / "observers.jsonl", "observers")
     for _ in range(30):
-        journal.emit(Kind.HANG_DECLARED, {"observers": ["log", "stacks"], "ranks": [], "since_s": 0.0})
+        journal.emit(Kind.HANG_DECLARED, {"observers": ["log", "stacks"], "ranks": [], "since_s": 0.0}, mono_s=end_s)
     journal.close()
     turns = [one for one in story_of(RunDir(copy)).happened if isinstance(one, Turn)]
     lines = short_of(copy)

@@ -16,6 +16,7 @@ from torchaos.harness.analysis.ending import (
     TeardownAbort,
     aborts_at_exit,
     cause_of_end,
+    ends_so_without_fault,
     failed_rank,
     final_step,
     teardown_aborts,
@@ -95,6 +96,8 @@ def _ending(run: Record, history: History, due: int | None, aborts: Sequence[Tea
     seen = [one for one in aborts_at_exit(run, due) if one.attempt == last]
     if code == 0 and not seen:
         return None
+    if not seen and ends_so_without_fault(run):
+        return inconclusive(f"the job ended with exit code {code}, as it does without a fault{_cause(run)}")
     if not seen:
         return failed(f"the job ended with exit code {code}{_cause(run)}")
     return failed(f"the job ended with exit code {code}: {_abort(seen[-1])}; its last checkpoint could not be verified")

@@ -175,7 +175,7 @@ def _against(
     left_out = f"; rank {spared} has no samples and no loss, in the run or in the twin, and was left out"
     exactly = "given to the job as in the twin" if made else "consumed exactly as in the twin"
     return passed(
-        f"all {total} samples of {len(ours)} steps were {exactly}: none of them skipped or repeated"
+        f"all {counted(total, 'sample')} of {len(ours)} steps were {exactly}: none of them skipped or repeated"
         f"{f'; but {made}' if made else ''}"
         f"{left_out if stages else ''}"
         f"{f'; in {_steps(silent)}, no sample is seen in the twin either' if silent else ''}"

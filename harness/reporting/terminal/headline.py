@@ -90,6 +90,8 @@ def outcome_in_words(recovery: Recovery) -> str:
     lasted = "" if recovery.lasted_s is None else f" (the fault itself lasted {seconds_in_words(recovery.lasted_s)})"
     if recovery.unseen:
         return f"later steps of rank {', '.join(map(str, recovery.unseen))} were not seen"
+    if at is None and recovery.unplaced:
+        return f"when it caught up is not known{lasted}"
     if at is None:
         return f"never caught up{lasted}"
     how = "went on without a restart" if went_on(recovery.parts) else "caught up"
@@ -243,7 +245,7 @@ def _came_back(run: Record, landing: Landing, recovery: Recovery) -> str:
     where = "" if base is None else " from the beginning" if base == 0 else f" from step {base}"
     came = f" The job was restarted and went on{where}{again}"
     if at is None:
-        return f"{came}, and never caught up."
+        return f"{came}." if recovery.unplaced else f"{came}, and never caught up."
     return f"{came}. It caught up {seconds_in_words(at)} after the fault."
 
 

@@ -86,6 +86,12 @@ def unknown_placeholders(text: str, endpoints: Iterable[str] = ()) -> list[str]:
     return [match[1] or "" for match in found if match[1] not in known]
 
 
+def with_braces_doubled(text: str) -> str:
+    """The text for a scenario file, where `fill` turns it into this text again. Placeholders stay as they are."""
+    kept = {f"{{{name}}}" for name in PLACEHOLDERS}
+    return _BRACES.sub(lambda match: match[0] if match[0] in kept else re.sub("[{}]", r"\g<0>\g<0>", match[0]), text)
+
+
 def fill_some(text: str, values: Mapping[str, str]) -> str:
     """Replaces these placeholders by their values. The rest of the text stays, including doubled braces."""
     return _BRACES.sub(lambda match: values.get(match[1] or "", match[0]), text)

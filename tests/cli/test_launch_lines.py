@@ -6,9 +6,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.running.scaffold.job_draft import draft_of
+from torchaos.harness.running.scaffold.job_draft import draft_of, scenario_text
+from torchaos.harness.scenario.values import fill, unknown_placeholders
 
 RUN = "torchrun --max-restarts 3"
 
@@ -19,6 +21,10 @@ def project(tmp_path: Path) -> Path:
     for name in ("train.py", "main.py", "pretrain_gpt.py", "echo.py"):
         (tmp_path / name).write_text("import torch\n")
     (tmp_path / "hosts").write_text("# two machines\nh1 slots=4\nh2 slots=4\n")
+    (tmp_path / "run.sh").write_text(
+        'export NCCL_DEBUG=INFO\nGPUS=${GPUS:-4}\ntorchrun --nproc_per_node=$GPUS \\\n  train.py --cfg a.yaml "$@"\n'
+    )
+    (tmp_path / "far.sh").write_text('cd "$(dirname "$0")/.."\ntorchrun --nproc_per_node=4 train.py\n')
     (tmp_path / "one.yaml").write_text("num_machines: 1\nnum_processes: 4\nmixed_precision: fp16\ngpu_ids: all\n")
     return tmp_path
 
@@ -82,6 +88,19 @@ LINES = [
      "axolotl train x.yaml --launcher torchrun -- --nproc_per_node=2", {}),
     ("deepspeed --hostfile hosts train.py", f"{RUN} --nproc-per-node 4 train.py", {}),
     ("deepspeed --module pkg.train", f"{RUN} --nproc-per-node 2 -m pkg.train", {}),
+    ("accelerate launch -m --num_processes 4 --mixed_precision=bf16 pkg.train --num_processes 9",
+     f"{RUN} --nproc-per-node 4 -m pkg.train --num_processes 9", {"ACCELERATE_MIXED_PRECISION": "bf16"}),
+    ("deepspeed --module --num_gpus 4 pkg.train", f"{RUN} --nproc-per-node 4 -m pkg.train", {}),
+    ("torchrun -m --max-restarts 0 --nproc-per-node 2 pkg.train --max-restarts 0",
+     "torchrun -m --max-restarts 3 --nproc-per-node 2 pkg.train --max-restarts 0", {}),
+    ("torchrun --no-python --nproc-per-node 2 ./rank.sh", f"{RUN} --no-python --nproc-per-node 2 ./rank.sh", {}),
+    ("mpirun -np 16 -H a:8,b:8 -x NCCL_DEBUG=INFO -x PATH python train.py", f"{RUN} --nproc-per-node 8 train.py",
+     {"NCCL_DEBUG": "INFO"}),
+    ("mpiexec -n 2 -genv OMP_NUM_THREADS 4 python train.py", f"{RUN} --nproc-per-node 2 train.py",
+     {"OMP_NUM_THREADS": "4"}),
+    ("bash run.sh --lr 1", f"{RUN} --nproc_per_node=4 train.py --cfg a.yaml --lr 1", {"NCCL_DEBUG": "INFO"}),
+    ("nohup ./run.sh", f"{RUN} --nproc_per_node=4 train.py --cfg a.yaml", {"NCCL_DEBUG": "INFO"}),
+    ("bash far.sh", "bash far.sh", {}),
     ("mpirun -np 2 -npernode 1 torchrun --nproc-per-node 4 --nnodes 2 train.py", f"{RUN} --nproc-per-node 4 train.py",
      {}),
 ]  # fmt: skip
@@ -207,6 +226,8 @@ cd $HOME/code && torchrun --standalone --nproc_per_node=$SLURM_GPUS_ON_NODE trai
 """, 1, f"{RUN} --nproc_per_node=4 train.py", 4),
     "a script of a shell in the step": (HEAD.format(2, 1) + "srun --label bash inner.sh --lr 1\n",
      2, f"{RUN} --nproc-per-node 4 main.py --lr 1", 8),
+    "a script of a shell without its program": (HEAD.format(2, 1) + "srun -l --ntasks-per-node=1 ./inner.sh --lr 1\n",
+     2, f"{RUN} --nproc-per-node 4 main.py --lr 1", 8),
     "the shell's own quotes and $@": (HEAD.format(2, 1) + "srun sh -xeuc '\n  torchrun \\\n"
      "   --nnodes $SLURM_NNODES --node-rank $SLURM_NODEID --nproc-per-node 2 \\\n   main.py'\n", 2,
      f"{RUN} --nproc-per-node 2 main.py", 4),
@@ -263,6 +284,26 @@ srun bash -c "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_conf=is_host=\\$(((S
   --rdzv_endpoint='$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)':29500 train.py"
 """, 2, f"{RUN} --nproc_per_node=4 train.py", 8),
 }  # fmt: skip
+
+
+def test_what_a_script_leaves_to_its_shell_is_said(project: Path) -> None:
+    """A script whose line is only known to its shell stays the command, and the user hears which line counts."""
+    assert any(
+        "far.sh starts the job in line 2, and only its shell knows $(dirname" in text
+        for text in draft_of(["bash", "far.sh"], project, {}).to_check
+    )
+
+
+@pytest.mark.parametrize("value", ['{"a": {"b": 1}}', "run=${now:%Y}", "{{jinja}}", "}{", "{run}/out", "{lr}"])
+def test_braces_reach_the_job_as_they_were_typed(project: Path, value: str) -> None:
+    """A value in JSON or for a configuration is no placeholder: the scenario file doubles its braces, so that the job
+    gets them as typed. Only torchaos' own placeholders keep their meaning."""
+    draft = draft_of(["torchrun", "--nproc-per-node", "2", "train.py", "--x", value], project, {"A": "b"})
+    command = yaml.safe_load(scenario_text("s", draft, 5, 60.0))["job"]["command"]
+    words = shlex.split(command) if isinstance(command, str) else command
+    assert not unknown_placeholders(words[-1])
+    assert fill(words[-1], {"run": "/r"}) == value.replace("{run}", "/r")
+    assert not any("no shell fills in" in text for text in draft.to_check)
 
 
 def test_a_line_without_a_script_is_said(project: Path) -> None:

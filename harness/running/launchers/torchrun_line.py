@@ -50,8 +50,8 @@ _CONTAINERS = (
     "charliecloud",
     "ch-run",
 )
-# Words that end torchrun's own options, if no script *.py does.
-_ENDS = frozenset({"--", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
+_NO_SCRIPT = frozenset({"--", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
+_SWITCHES = _NO_SCRIPT | {"--standalone", "--use-env", "--use_env", "--virtual-local-rank", "--virtual_local_rank"}
 
 
 class _Parser(ArgumentParser):
@@ -92,8 +92,8 @@ def options_of(command: Sequence[str]) -> list[tuple[str, str]]:
     own = command[part[0] : part[1]] if part else ()
     found: list[tuple[str, str]] = []
     for word in own:
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
+        if word.startswith("-"):
+            name, _, value = word.lstrip("-").partition("=")
             found.append((name.replace("_", "-"), value))
         elif found and not found[-1][1]:
             found[-1] = (found[-1][0], word)
@@ -176,7 +176,7 @@ def _place_of(command: Sequence[str]) -> int | None:
             n
             for n in found
             if (not n or command[n - 1] != "--launcher")
-            and (n < max(before, 4) or len(_own(command[n + 1 :])) < len(command[n + 1 :]))
+            and (n < max(before, 4) or any(map(_names_script, command[n + 1 :])))
         ),
         None,
     )
@@ -187,9 +187,16 @@ def _is_torchrun(word: str) -> bool:
 
 
 def _own(words: Sequence[str]) -> Sequence[str]:
-    """torchrun's own words, without the script or module and its arguments."""
-    ends = (n for n, word in enumerate(words) if word in _ENDS or word.endswith(".py"))
-    return words[: next(ends, len(words))]
+    """torchrun's own words, without the script or module and its arguments. They end at the first word that is neither
+    an option nor the value of one. A script *.py is no value: the option before it may be a switch that is not known
+    here."""
+    end = 0
+    while end < len(words) and words[end].startswith("-") and words[end] != "--":
+        is_whole = "=" in words[end] or words[end] in _SWITCHES
+        end += 1
+        if not is_whole and end < len(words) and not words[end].startswith("--") and not words[end].endswith(".py"):
+            end += 1
+    return words[:end]
 
 
 def script_of(command: Sequence[str]) -> str | None:
@@ -198,5 +205,10 @@ def script_of(command: Sequence[str]) -> str | None:
     after = 1 if place is None else place + 1
     if after == 1 and "python" not in command[0].rpartition("/")[2] and not _is_torchrun(command[0]):
         return None
-    first = next((word for word in command[after:] if word in _ENDS or word.endswith(".py")), None)
-    return None if first in _ENDS else first
+    first = next(filter(_names_script, command[after:]), None)
+    return None if first in _NO_SCRIPT else first
+
+
+def _names_script(word: str) -> bool:
+    """Whether the word is a script of Python, or says that a module or another program comes."""
+    return word in _NO_SCRIPT or word.endswith(".py")

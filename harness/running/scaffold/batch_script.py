@@ -69,17 +69,16 @@ def slurm_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def options_before_script(words: Sequence[str], switches: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """The options of a launcher, by name (with `_`), and the words from the script on. `switches`: the options that
-    have no value."""
+    """The options of a launcher, by name (with `_`), and the words from the script or module on. `switches`: the
+    options that have no value, besides `-m` (a module follows in place of a script)."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        if name in ("m", "module"):
-            return {**found, "module": ""}, rest
-        if not equals and name not in switches and rest:
+        name = "module" if name == "m" else name
+        if not equals and name != "module" and name not in switches and rest:
             value = rest.pop(0)
         found[name] = value
     return found, rest

@@ -16,6 +16,7 @@ from torchaos.harness.running.planner.fault_plans import OWN_STORE
 from torchaos.harness.running.scaffold.batch_script import with_option
 from torchaos.harness.running.scaffold.launch_line import launch_of
 from torchaos.harness.scenario.loader import checkpoints_in
+from torchaos.harness.scenario.values import with_braces_doubled
 from torchaos.harness.scenario.yaml_source import dumped
 
 # If a script imports several of these packages, the first in this order counts.
@@ -153,7 +154,7 @@ def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.envi
     draft.allocation, draft.assumed, draft.to_check = launch.allocation, launch.assumed, launch.to_check
     cwd = cwd / launch.folder
     draft.cwd = str(cwd)
-    if unknown := sorted({one for word in draft.command for one in re.findall(r"\$\w+|\$\{\w+", word)}):
+    if unknown := sorted({one for word in draft.command for one in _VARIABLE.findall(word)}):
         draft.to_check.append(f"no shell fills in {', '.join(unknown).replace('{', '')}; write the values")
     _ranks(draft, env)
     _restarts(draft, env)
@@ -173,6 +174,7 @@ def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.envi
     return draft
 
 
+_VARIABLE = re.compile(r"\$\w+|\$\{\w+(?=\}|:?[-=?+]|[%#/^,[]|:\d)")  # of a shell, not `${now:%Y}` of a configuration
 _COUNT = re.compile(r" --(?:nproc[-_]per[-_]node|num[-_]processes|nproc|devices)[ =](\d+)(?= |$)")  # of other launchers
 
 
@@ -288,12 +290,13 @@ def scenario_text(
     rank = draft.ranks - 1
     job = [f"  command: {_one_line(_command(draft), flow=False)}"]
     if draft.cwd != ".":
-        job.append(f"  cwd: {_one_line(draft.cwd)}")
+        job.append(f"  cwd: {_one_line(with_braces_doubled(draft.cwd))}")
     if draft.env:
         note = " # else torchrun's restarts under gloo often fail" if OWN_STORE in draft.env else ""
-        job.append(f"  env: {{{', '.join(f'{name}: {_one_line(value)}' for name, value in draft.env.items())}}}{note}")
+        values = {name: _one_line(with_braces_doubled(value)) for name, value in draft.env.items()}
+        job.append(f"  env: {{{', '.join(map(': '.join, values.items()))}}}{note}")
     if draft.checkpoints:
-        job.append(f"  checkpoints: {{path: {_one_line(draft.checkpoints)}}}")
+        job.append(f"  checkpoints: {{path: {_one_line(with_braces_doubled(draft.checkpoints))}}}")
     if draft.nodes > 1:
         job.append(f"  nodes: {draft.nodes}")
     if draft.world_size:
@@ -327,11 +330,12 @@ def _assertion(name: str, bounds: str, blind: str) -> str:
 
 def _command(draft: Draft) -> str | list[str]:
     """The command as one text, if that can be split into the same words again. Otherwise the list of words."""
-    text = " ".join(draft.command)
+    words = list(map(with_braces_doubled, draft.command))
+    text = " ".join(words)
     try:
-        return text if shlex.split(text) == draft.command else draft.command
+        return text if shlex.split(text) == words else words
     except ValueError:
-        return draft.command
+        return words
 
 
 def _one_line(value: str | list[str], flow: bool = True) -> str:

@@ -15,6 +15,7 @@ import yaml
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running.launchers.torchrun_line import container_in, own_part, world_of
 from torchaos.harness.running.scaffold.batch_script import (
+    Batch,
     allocation_of,
     first_program,
     gpus_of,
@@ -127,7 +128,7 @@ def _handler(words: Sequence[str]) -> Callable[[Launch], None] | None:
         return _deepspeed
     if is_python(words[0]) or words[0].endswith(".py"):
         return _python
-    return _HEADS.get(program)
+    return _shell if program.endswith(".sh") else _HEADS.get(program)
 
 
 def _variables(launch: Launch) -> None:
@@ -181,13 +182,18 @@ def _sbatch(launch: Launch) -> None:
             raise UsageError(f"{name}: --{option}={batch.options[option]}: {why}")
     if batch.job is None:
         raise UsageError(f"{name}: no line of it starts torchrun, srun or a script of Python; give that line to init")
-    number, words = batch.job
     launch.nodes, launch.tasks = nodes_of(batch.options), tasks_of(batch.options)
     launch.gpus, launch.written = gpus_of(batch.options), batch.written
-    launch.words, launch.allocation = words, allocation_of(batch.options)
+    launch.allocation = allocation_of(batch.options)
+    _take(launch, batch.job, batch, name, f", on {_counted(launch.nodes, 'node')}")
+
+
+def _take(launch: Launch, job: tuple[int, list[str]], batch: Batch, name: str, where: str = "") -> None:
+    """Puts the line of a script that starts the job in the place of the script. `job`: its number and its words."""
+    number, launch.words = job
     launch.adds |= batch.exported
-    launch.folder = batch.folder if "$" not in batch.folder else ""
-    launch.assumed.append(f"{name} starts the job in line {number}, on {_counted(launch.nodes, 'node')}")
+    launch.folder = batch.folder if batch.folder and not _LEFT.search(batch.folder) else launch.folder
+    launch.assumed.append(f"{name} starts the job in line {number}{where}")
     if len(batch.commands) > 1:
         others = ", ".join(str(line) for line, _ in batch.commands if line != number)
         launch.to_check.append(f"{name} also starts programs in line {others}, which are left out")
@@ -225,36 +231,44 @@ def _tasks_alone(options: Mapping[str, str]) -> int:
 
 
 def _shell(launch: Launch) -> None:
-    """`bash -c TEXT`, and shell scripts within a step of Slurm."""
-    words = launch.words[1:]
+    """`bash -c TEXT`, `bash run.sh` and `./run.sh`."""
+    words = launch.words[0 if launch.words[0].endswith(".sh") else 1 :]
     first = next((n for n, word in enumerate(words) if not word.startswith("-")), len(words))
     rest = words[first:]
     if any("c" in word for word in words[:first] if not word.startswith("--")) and rest:
         batch = parse_batch(rest[0], rest[2:], launch.env, _as_options(launch))
-    elif rest and launch.launcher == "slurm":
+        if batch.job is not None:
+            launch.words = batch.job[1]
+            launch.adds |= batch.exported
+            launch.folder = batch.folder or launch.folder
+    elif rest:
         _script(launch, rest)
-        return
-    else:
-        return
-    if batch.job is not None:
-        launch.words = batch.job[1]
-        launch.adds |= batch.exported
-        launch.folder = batch.folder or launch.folder
 
 
 def _script(launch: Launch, words: Sequence[str]) -> None:
+    """A script of a shell. On one machine it can also be the command itself, and is, unless all of the line that starts
+    the job is known."""
     try:
         if words[0] in launch.written:
             batch = parse_batch(launch.written[words[0]], words[1:], launch.env, _as_options(launch))
         else:
             batch = read_batch(launch.cwd / words[0], words[1:], launch.env, _as_options(launch))
     except OSError as error:
-        raise UsageError(f"{words[0]}: it can't be read: {error.strerror}; correct the command") from error
+        if launch.launcher == "slurm" and launch.words[0] != words[0]:
+            raise UsageError(f"{words[0]}: it can't be read: {error.strerror}; correct the command") from error
+        return  # perhaps a program on the PATH
     if batch.job is None:
-        raise UsageError(f"{words[0]}: no line of it starts torchrun or a script of Python; give that line to init")
-    launch.words = batch.job[1]
-    launch.adds |= batch.exported
-    launch.assumed.append(f"{words[0]} starts the job in line {batch.job[0]}")
+        if launch.launcher == "slurm":
+            raise UsageError(f"{words[0]}: no line of it starts torchrun or a script of Python; give that line to init")
+        return
+    left = next(filter(_LEFT.search, [batch.folder, *batch.job[1]]), "") if launch.launcher == "local" else ""
+    if left:
+        launch.to_check.append(
+            f"{words[0]} starts the job in line {batch.job[0]}, and only its shell knows {left}; give that line to "
+            "init, with its values"
+        )
+        return
+    _take(launch, batch.job, batch, words[0])
 
 
 def _as_options(launch: Launch) -> dict[str, str]:
@@ -363,8 +377,12 @@ def _mpirun(launch: Launch) -> None:
     if first_program(launch.words[at:]) in _LAUNCHERS:  # it starts one launcher on each node
         launch.words = launch.words[at:]
         return
-    count = re.search(r"(?<!\S)-{1,2}(?:np|n|c)[ =](\d+)", shlex.join(launch.words[:at]))
-    launch.per_node = int(count[1]) if count else launch.per_node
+    own = " ".join(launch.words[:at])
+    count = re.search(r"(?<!\S)-{1,2}(?:np|n|c)[ =](\d+)", own)
+    hosts = re.search(r"(?<!\S)(?:-H|-hosts?|--hosts?)[ =](\S+)", own)
+    launch.nodes = launch.nodes or (len({host.partition(":")[0] for host in hosts[1].split(",")}) if hosts else 0)
+    launch.per_node = max(1, int(count[1]) // (launch.nodes or 1)) if count else launch.per_node
+    launch.adds |= dict(re.findall(r"(?<!\S)-(?:x |g?env |-env[ =])(\w+)[ =](?!-)(\S+)", own))
     launch.to_check.append(
         f"{launch.words[0]} sets other variables than torchrun; the script must read RANK and WORLD_SIZE"
     )
@@ -424,27 +442,8 @@ _BY_ITSELF = (
 )
 _ELSEWHERE = {
     **dict.fromkeys(
-        (
-            "qsub",
-            "bsub",
-            "ray",
-            "sky",
-            "flux",
-            "oarsub",
-            "condor_submit",
-            "jsrun",
-            "aprun",
-            "torchx",
-            "modal",
-            "runai",
-            "pyflyte",
-            "flyte",
-            "dstack",
-            "gcloud",
-            "pdsh",
-            "clush",
-        ),
-        f"{_BY_ITSELF} of torchrun",
+        ("qsub", "bsub", "ray", "sky", "flux", "oarsub", "condor_submit", "jsrun", "aprun", "torchx", "modal", "runai",
+         "pyflyte", "flyte", "dstack", "gcloud", "pdsh", "clush"), f"{_BY_ITSELF} of torchrun",
     ),
     **dict.fromkeys(
         ("screen", "tmux", "systemd-run"),
@@ -453,9 +452,10 @@ _ELSEWHERE = {
     **dict.fromkeys(("kubectl", "helm", "argo"), "write launcher: kubernetes, and the manifest in job.pods"),
     "ssh": "write launcher: ssh, and the machines in job.hosts",
     "horovodrun": "its ranks don't use torch.distributed; torchaos needs torchrun",
-}
+}  # fmt: skip
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer")
 _NAMES_OF_ENVIRONMENTS = ("-n", "--name", "-p", "--prefix", "-e", "--environment")  # conda, pixi
+_LEFT = re.compile(r"[$`]")  # in a word that only a shell can fill in
 _OPERATOR = re.compile(r"\|\|?|&&?|;|\d?>>?|\d?>&\d|&>>?|<")
 _HEADS: dict[str, Callable[[Launch], None]] = {
     "sbatch": _sbatch, "srun": _srun, "salloc": _salloc, "env": _variables, "composer": _composer,

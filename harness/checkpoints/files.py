@@ -83,7 +83,7 @@ class Local:
         return os.path.lexists(path)
 
     def is_alias(self, path: str, root: str) -> bool:
-        return os.path.islink(path) and Path(path).resolve().is_relative_to(Path(root).resolve())
+        return os.path.islink(path) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
     def size(self, path: str) -> int:
         found = os.stat(path)

@@ -138,6 +138,14 @@ def test_how_many_pods(tmp_path: Path, text: str, count: int | None) -> None:
     assert Manifest.read(tmp_path / "job.yaml").count == count
 
 
+def test_a_part_without_pods(tmp_path: Path) -> None:
+    """The API server refuses a JobSet in which one of the Jobs has no template; here its pods are only not counted."""
+    whole = "{name: a, template: {spec: {template: {spec: {containers: [{name: a, image: b}]}}}}}"
+    head = "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {name: a}\n"
+    (tmp_path / "job.yaml").write_text(f"{head}spec: {{replicatedJobs: [{whole}, {{name: b}}]}}\n")
+    assert Manifest.read(tmp_path / "job.yaml").count is None
+
+
 def test_the_working_directory(tmp_path: Path) -> None:
     """The directory of the scenario is that of the container. Without one, that of the image or the manifest stays."""
     (job,) = _changed(tmp_path, JOB, replace(CHANGE, cwd="/workspace"))
@@ -216,6 +224,7 @@ def test_pods_that_share_an_anchor(tmp_path: Path) -> None:
     [
         (TRAIN_JOB.replace("numNodes: 2", "numNodes: 1"), "a TrainJob runs its command in the container node"),
         (TRAIN_JOB.replace("TrainJob", "TrainingRuntime") + "---" + JOB, "leave the TrainingRuntime out"),
+        (JOB.replace("completions: 2", "completions: $N"), r"Job: '\$N' is no number of pods; fill in the template"),
         ("kind: [", r"job.yaml:\d+:\d+: it is no YAML"),
         ("a: b", "has no apiVersion or no kind"),
         ("a: &a [*a]", "a YAML anchor contains itself"),

@@ -6,6 +6,7 @@ package, with a subclass of `Format` (format.py)."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import posixpath
@@ -136,7 +137,9 @@ def trackers(files: Files, root: str) -> list[Tracker]:
             continue
         try:
             text = files.read(path, 0, 4096).decode(errors="replace").strip()
-        except FileNotFoundError:  # a link to nothing
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno != errno.ELOOP:
+                raise  # it is no link to nothing
             made.append(Tracker(path, posixpath.basename(os.path.realpath(path)), None))
             continue
         if not is_named:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import posixpath
 import re
@@ -94,7 +95,11 @@ _OF_OPTIMIZER = re.compile(
     r"(^|[.:])state\.\d+\.|exp_avg|momentum_buffer|(^|[.:/])(optimizer|optim|opt_state)s?([._:/]|$|_states?)", re.I
 )
 _OF_MODEL = re.compile(r"(model|module|state_dict|weights?)([._:/]|$)", re.I)
-_PART = re.compile(r"(?<![a-z])(rank|shard|part|worker|proc|tp|pp|dp|mp|ep)[-_]?\d|\d[-_]of[-_]\d|^\d+$|\.\d+$", re.I)
+_PART = re.compile(
+    r"(?<![a-z])(rank|shard|part|worker|proc|tp|pp|dp|mp|ep)[-_]?\d|\d[-_]of[-_]\d|^\d+$|\.\d+$"
+    r"|^consolidated\.(?!00)\d\d\.",  # Llama's; the first may be the only one
+    re.I,
+)
 _OF_RANK = re.compile(r"(^|[/_-])rank[-_]?\d+$", re.I)
 
 
@@ -215,9 +220,11 @@ def problem_of(error: Exception, what: str, path: str) -> Problem:
     """The problem that an Unreadable or an OSError describes. `what`: the tensor or file that could not be read."""
     if isinstance(error, Unreadable):
         return Problem(error.kind, f"{what}: {error}", path)
-    gone = isinstance(error, FileNotFoundError)
+    kind = Trouble.TORN if isinstance(error, FileNotFoundError) else Trouble.UNREADABLE
+    if getattr(error, "errno", None) == errno.ENODEV:  # a pipe, a socket or a device
+        kind = Trouble.UNKNOWN
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return Problem(Trouble.TORN if gone else Trouble.UNREADABLE, f"{what}: {text}", path)
+    return Problem(kind, f"{what}: {text}", path)
 
 
 def _read_file(files: Files, path: str, into: Checkpoint, prefix: str, name: str) -> None:

@@ -8,6 +8,8 @@ Lightning's `.ckpt` is a torch.save file with the keys of lightning's dump_check
 DeepSpeed's folders `global_stepN/`: the sizes in a ZeRO checkpoint's own files show which files it must have. With
 deepspeed 0.19.8, these are `mp_rank_00_model_states.pt` (ZeRO-3: `zero_pp_rank_0_mp_rank_00_model_states.pt`), and
 `[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt` for each rank of data parallelism and each rank of model parallelism.
+Each expert has a file of its own, and `expp_rank_0_mp_rank_00_optim_states.pt` belongs to the experts. Source:
+deepspeed/runtime/engine.py, _save_moe_checkpoint.
 
 Megatron-LM's folders `iter_0000020/`, beside `latest_checkpointed_iteration.txt`: in the form torch_dist, such a folder
 is a folder of torch.distributed.checkpoint, with the unsharded data in `common.pt`, and with `metadata.json`. In the
@@ -49,8 +51,8 @@ class Accelerate(Format):
 
     name = "accelerate"
     needed_files: ClassVar[Mapping[str, str]] = {
-        "the model": r"^(model|pytorch_model).*\.(safetensors|bin)$|^pytorch_model_\w+/",
-        "the optimizer's state": r"^optimizer(_\d+)?\.bin$|^optimizer_\d+/",
+        "the model": r"\.safetensors$|^(model|pytorch_model).*\.bin$|^pytorch_model(_\w+)?/",
+        "the optimizer's state": r"^optimizer(_\d+)?\.bin$|^optimizer_\d+/|^pytorch_model(_\d+)?/",
         "the state of the random number generators": r"^random_states_\d+\.pkl$",
     }
 
@@ -108,7 +110,10 @@ _DEEPSPEED_OF_RANK = re.compile(
     r"^(?P<head>(?:bf16_|fp16_)?zero_pp_rank_)(?P<data>\d+)_mp_rank_(?P<model>\d+)(?P<tail>_(?:optim|model)_states\.pt)$"
 )
 _OPTIMIZER = "_optim_states.pt"
-_MODEL = re.compile(r"(?:^|_)mp_rank_(?P<model>\d+)_model_states\.pt$")
+_MODEL = re.compile(r"^(?:zero_pp_rank_\d+_)?mp_rank_(?P<model>\d+)_model_states\.pt$")
+_EXPERT = re.compile(  # of a mixture of experts: `layer_0_expert_3_mp_rank_00_model_states.pt`
+    r"^(?P<head>(?:layer_(?P<layer>\d+)_)?expert_)(?P<number>\d+)(?P<tail>_mp_rank_(?P<model>\d+)_model_states\.pt)$"
+)
 _DEEPSPEED_MOST = 100_000  # ranks
 
 
@@ -133,8 +138,9 @@ class DeepSpeed(Format):
 def _check_deepspeed(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
     """Adds a problem for each missing file."""
     parts = [match for match in map(_DEEPSPEED_OF_RANK.match, names) if match]
-    models = {int(match["model"]) for match in map(_MODEL.search, names) if match}
+    models = {int(match["model"]) for match in map(_MODEL.match, names) if match}
     optimizers = {int(part["model"]) for part in parts if part["tail"] == _OPTIMIZER}
+    note_missing(into, prefix, _with_experts(names, models, into, prefix), set(names))
     if not optimizers and not _number(into, prefix, "ds_config.zero_optimization.stage"):
         return
     size = max([_number(into, prefix, "dp_world_size"), *(int(part["data"]) + 1 for part in parts)])
@@ -145,6 +151,21 @@ def _check_deepspeed(names: Sequence[str], into: Checkpoint, prefix: str) -> Non
         for head, tail in sorted(sets):
             wanted += [f"{head}{data}_mp_rank_{model:02}{tail}" for data in range(min(size, _DEEPSPEED_MOST))]
     note_missing(into, prefix, wanted, set(names))
+
+
+def _with_experts(names: Sequence[str], models: set[int], into: Checkpoint, prefix: str) -> list[str]:
+    """The files that must be there beside those of experts: all experts of each layer, the rest of the model, and the
+    optimizer of the experts."""
+    experts = [match for match in map(_EXPERT.match, names) if match]
+    wanted = []
+    for head, layer, tail in {(one["head"], one["layer"], one["tail"]) for one in experts}:
+        there = (int(one["number"]) + 1 for one in experts if (one["head"], one["tail"]) == (head, tail))
+        count = max(*there, _number(into, prefix, f"num_experts.{layer}"), 0)
+        wanted += [f"{head}{number}{tail}" for number in range(min(count, _DEEPSPEED_MOST))]
+    for model in {int(one["model"]) for one in experts}:
+        wanted += [f"expp_rank_0_mp_rank_{model:02}{_OPTIMIZER}"]
+        wanted += [] if model in models else [f"mp_rank_{model:02}_model_states.pt"]
+    return sorted(wanted)
 
 
 def _number(into: Checkpoint, prefix: str, name: str) -> int:

@@ -372,6 +372,8 @@ def _left_open(layout: Checkpoint, manifest: bool) -> list[str]:
         return ["its tensors have no names, so nothing shows that they are a model"]
     if not format.holds_a_model(layout):
         return ["it holds only states of an optimizer or of generators"]
+    if "the model" in layout.missing:
+        return ["where the model is: none of its files is known to hold it"]
     if layout.left_open and not manifest:
         return layout.left_open
     if format.is_part(layout.path):

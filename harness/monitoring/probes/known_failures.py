@@ -132,7 +132,7 @@ CAUSES = (
     ),
     _cause(
         "cuda-error", "CUDA",
-        r"\b(?:CUDA|HIP)(?: driver)? error: |Triton Error \[(?:CUDA|HIP)\]: |cuDNN error: CUDNN_STATUS"
+        r"\b(?:CUDA|HIP)(?: driver)? error(?: \d+)?: |Triton Error \[(?:CUDA|HIP)\]: |cuDNN error: CUDNN_STATUS"
         r"|\bCUBLAS_STATUS_(?!SUCCESS)\w+"
         r"|\.cuh?:\d+: .*Assertion .* failed|Unexpected error from cudaGetDeviceCount|No CUDA GPUs are available"
         r"|Found no NVIDIA driver|(?:Memory access fault|HW Exception) by GPU|\bHSA_STATUS_ERROR_\w+"
@@ -254,7 +254,7 @@ CAUSES = (
         "endpoint", "the network",
         r"Could not connect to the endpoint URL|Cannot connect to host \S+:\d|(?:Connect|Read) timeout on endpoint URL"
         r"|Connection was closed before we received a valid response from endpoint"
-        r"|\b5\d\d Server Error: .* for url: "
+        r"|\b5\d\d Server Error: .* for url: |An error occurred \((?:SlowDown|InternalError|ServiceUnavailable)\)"
         r"|google\.api_core\.exceptions\.(?:ServiceUnavailable|GatewayTimeout|DeadlineExceeded)",
         "the job could not use an object store, or another service; check the service and the network between",
         "", common=rf"Max retries exceeded|Connection (?:aborted|refused|reset)|[Tt]imed out|StatusCode\.UNAVAILABLE"
@@ -268,7 +268,7 @@ CAUSES = (
     _cause(
         "store-gone", "another rank",
         r"Connection was likely closed\. Did the remote server shutdown or crash"
-        r"|TCPStore server has shut down too early"
+        r"|TCPStore server has shut down too early|exception dump flag from the global store"
         rf"|{_raised(rf'RuntimeError: (?:{_LOST})$')}",
         "the process that kept the store died, or ended before the others were done with it",
         "2.13", "pytorch/pytorch#153586", common=_LOST, beside=_STORE,

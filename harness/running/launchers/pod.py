@@ -99,11 +99,15 @@ def refused(object_: Mapping[str, Any]) -> str:
 
 
 def count_of(object_: Mapping[str, Any]) -> int | None:
-    """How many pods of this object run at the same time. None if not known."""
+    """How many pods of this object run at the same time. None if not known. Raises UsageError for a text that is no
+    number, as in a template."""
     count, spec = _COUNTED.get(_key(object_)), object_.get("spec")
     try:
         return count(spec) if count and isinstance(spec, dict) else None
-    except (AttributeError, TypeError):  # a value of a wrong type, which the API server refuses
+    except ValueError as error:
+        text = str(error).rpartition(": ")[2]
+        raise UsageError(f"{object_['kind']}: {text} is no number of pods; fill in the template first") from None
+    except (AttributeError, KeyError, TypeError):  # a value of a wrong type, which the API server refuses
         return None
 
 

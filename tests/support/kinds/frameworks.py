@@ -12,6 +12,7 @@ from kinds.writers import (
     CONFIG,
     DEEPSPEED,
     DEEPSPEED_3,
+    EXPERTS,
     HF_BIN,
     HUGGINGFACE,
     INCOMPLETE,
@@ -22,6 +23,7 @@ from kinds.writers import (
     NANOTRON,
     OF_TWO,
     ORBAX,
+    RNG,
     SCHEDULER,
     TENSORFLOW,
     UNKNOWN,
@@ -119,6 +121,19 @@ FRAMEWORKS = [
         },
     ),
     Row(
+        "Accelerate: the model in the folder of DeepSpeed, and a state of somebody's own",
+        "checkpoint_0",
+        tree(
+            {
+                **{f"pytorch_model/{name}": put for name, put in DEEPSPEED.items() if name != "latest"},
+                "random_states_0.pkl": RNG,
+                "custom_checkpoint_0.pkl": saved({"average": torch.ones(9)}),
+            }
+        ),
+        WHOLE,
+        {"no model": (without_folder("pytorch_model"), (UNTOLD, *BAD))},
+    ),
+    Row(
         "DeepSpeed",
         "out",
         tree(DEEPSPEED),
@@ -129,6 +144,22 @@ FRAMEWORKS = [
             "its tracker names another": (at("latest", text("global_step20")), BAD),
             "an empty tracker": (at("latest", emptied), BAD),
         },
+    ),
+    Row(
+        "DeepSpeed: a mixture of experts",
+        "out",
+        tree(EXPERTS),
+        WHOLE,
+        {
+            what: (without(f"global_step10/{name}_mp_rank_00_{part}_states.pt"), BAD)
+            for what, name, part in (
+                ("an expert is missing", "layer_0_expert_1", "model"),
+                ("the first is missing", "layer_1_expert_0", "model"),
+                ("the last is missing", "layer_0_expert_2", "model"),
+                ("no optimizer of the experts", "expp_rank_0", "optim"),
+            )
+        }
+        | {"no other part of the model": (without("global_step10/mp_rank_00_model_states.pt"), BAD)},
     ),
     Row(
         "DeepSpeed, stage 3: a model for each rank",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from kinds.writers import (
@@ -194,7 +196,14 @@ PLACES = [
         "out",
         tree({"step-10.pt": saved(training), "latest-rank0.pt": link("step-10.pt")}),
         WHOLE,
-        {"what it names is gone": (at("latest-rank0.pt", link("step-20.pt")), (DAMAGED,))},
+        {
+            "what it names is gone": (at("latest-rank0.pt", link("step-20.pt")), (DAMAGED,)),
+            "it names itself": (at("latest-rank0.pt", link("latest-rank0.pt")), (DAMAGED,)),
+            "a loop of two beside it": (
+                lambda path: [link("b.pt")(path / "a.pt"), link("a.pt")(path / "b.pt")],
+                (WHOLE,),
+            ),
+        },
     ),
     Row(
         "a latest that leaves the extension out",
@@ -231,6 +240,20 @@ PLACES = [
         tree({f"model-{n:05}-of-000003.safetensors": tensors() for n in (1, 2, 3)}),
         UNTOLD,
         {"one is missing": (without("model-00002-of-000003.safetensors"), BAD)},
+    ),
+    Row(
+        "Llama's parts of a model",
+        "model",
+        tree({f"consolidated.{n:02}.pth": saved(training) for n in (0, 1)}),
+        UNTOLD,
+        {"the first is missing": (without("consolidated.00.pth"), (UNTOLD,))},
+    ),
+    Row("a part of Llama's that may be all", "consolidated.00.pth", saved(training), WHOLE),
+    Row(
+        "a pipe in it",
+        "step-10",
+        lambda path: [tree({"state.pt": saved(training)})(path), os.mkfifo(path / "orders.pt")],
+        UNKNOWN,
     ),
     Row("a folder with a temporary name of its own", "tmp_runs", tree({"a.txt": text("x")}), UNKNOWN),
     Row(

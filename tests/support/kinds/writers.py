@@ -337,6 +337,14 @@ DEEPSPEED_3: dict[str, Write] = {
         "state": training(), "dp_world_size": 2, "ds_config": {"zero_optimization": {"stage": 3}}})
        for rank in (0, 1) for part in ("model", "optim")},
 }  # fmt: skip
+EXPERTS: dict[str, Write] = {
+    "latest": text("global_step10"),
+    "global_step10/mp_rank_00_model_states.pt": saved(lambda: {
+        "module": model(), "dp_world_size": 1, "num_experts": [3, 2]}),
+    **{f"global_step10/layer_{layer}_expert_{number}_mp_rank_00_model_states.pt": saved(model)
+       for layer, count in enumerate((3, 2)) for number in range(count)},
+    "global_step10/expp_rank_0_mp_rank_00_optim_states.pt": saved(lambda: {"optimizer": training()["optimizer"]}),
+}  # fmt: skip
 INDEXED: dict[str, Write] = {
     "model.safetensors.index.json": text(INDEX), "config.json": CONFIG,
     "model-00001-of-00002.safetensors": lambda path: save_file({"weight": torch.ones(500)}, path),

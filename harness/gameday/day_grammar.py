@@ -39,19 +39,32 @@ class Preset(Strict):
 
 
 class Arrivals(Strict):
-    """The times of the faults, from the start of the game day. Exactly one of these keys is given."""
+    """The times of the faults, from the start of the game day. Exactly one of mtbf, gpu_mtbf, every and trace is
+    given."""
 
     mtbf: Annotated[Length | None, Field(description="Poisson: the mean time between two faults.")] = None
+    gpu_mtbf: Annotated[Length | None, Field(description="Poisson: the mean time between two faults of one GPU.")] = (
+        None
+    )
+    gpus: Annotated[Count | None, Field(description="With gpu_mtbf: how many GPUs the cluster has.")] = None
     every: Annotated[Length | None, Field(description="The fixed time between two faults.")] = None
     trace: Annotated[list[Length] | None, Field(min_length=1, description="The times at which faults come.")] = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Arrivals:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("arrivals are drawn from one of mtbf, every and trace; write exactly one")
+        if len(self.model_fields_set - {"gpus"}) != 1:
+            raise ValueError("arrivals are drawn from one of mtbf, gpu_mtbf, every and trace; write exactly one")
+        if (self.gpu_mtbf is None) != (self.gpus is None):
+            raise ValueError("gpu_mtbf is for a cluster of so many gpus; write both")
         if self.trace and sorted(self.trace) != self.trace:
             raise ValueError("the times of a trace are in order; sort them")
         return self
+
+    @property
+    def mean_s(self) -> float | None:
+        """The mean seconds between two faults, if they come at random: of n GPUs, one fails n times as often as a
+        single one. None if their times are given."""
+        return self.gpu_mtbf / self.gpus if self.gpu_mtbf and self.gpus else self.mtbf
 
 
 class RoundSize(Strict):

@@ -170,7 +170,7 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
     elif when.every is not None:
         gaps = (when.every for _ in count())
     else:
-        mean = when.mtbf or duration_s
+        mean = when.mean_s or duration_s
         gaps = (random_stream.expovariate(1 / mean) for _ in count())
     for at_s in accumulate(gaps):
         if at_s > duration_s:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.gameday.day_grammar import GameDay
+from torchaos.harness.gameday.day_grammar import Arrivals, GameDay
 from torchaos.harness.gameday.draw import SHORTEST_S, Drawn, cut, draw, load, mix_of, presets, scenario_of
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import After
@@ -65,6 +65,7 @@ def test_arrivals_are_poisson_and_kinds_as_weighed(tmp_path: Path) -> None:
     gaps = [b.at_s - a.at_s for a, b in pairwise(found)]
     assert statistics.fmean(gaps) == pytest.approx(600, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(600, rel=0.08)
+    assert drawn(tmp_path, duration="1000h", arrivals={"gpu_mtbf": "1000h", "gpus": 6000}) == found
     kinds = Counter(one.risk.inject for one in found)
     assert kinds["process.kill"] / len(found) == pytest.approx(0.75, abs=0.03)
 
@@ -128,6 +129,17 @@ def test_each_round_is_a_scenario_that_can_be_planned(tmp_path: Path) -> None:
     assert {one.name for one in plan.stop} == {"no_progress"}
 
 
+@pytest.mark.parametrize(
+    ("gpu_mtbf", "gpus", "hours"), [("100000h", 512, 195.3), ("100000h", 16384, 6.1), ("50700h", 16384, 3.1)]
+)
+def test_a_cluster_fails_as_often_as_all_its_gpus(gpu_mtbf: str, gpus: int, hours: float) -> None:
+    """The figures of the literature: of 512 GPUs that each fail once in 100,000 hours, one fails every eight days; and
+    the 419 interruptions of Llama 3 in 54 days on 16,384 GPUs are one in 3.1 hours."""
+    mean_s = Arrivals.model_validate({"gpu_mtbf": gpu_mtbf, "gpus": gpus}).mean_s
+    assert mean_s is not None
+    assert mean_s / 3600 == pytest.approx(hours, abs=0.05)
+
+
 def test_without_the_gate_faults_come_at_their_times(tmp_path: Path) -> None:
     """On purpose: the next one may hit the job while it recovers."""
     one = day(tmp_path, gate="none")
@@ -141,6 +153,9 @@ def test_without_the_gate_faults_come_at_their_times(tmp_path: Path) -> None:
     [
         ({"duraton": "1h"}, "did you mean 'duration'"),
         ({"arrivals": {"mtbf": "1m", "every": "2m"}}, "exactly one"),
+        ({"arrivals": {"gpu_mtbf": "50000h"}}, "of so many gpus"),
+        ({"arrivals": {"mtbf": "1m", "gpus": 8}}, "of so many gpus"),
+        ({"arrivals": {"gpu_mtbf": "50000h", "gpus": 0}}, "gpus"),
         ({"faults": [{"inject": "process.kil", "target": {"rank": 0}}]}, "process.kill"),
         ({"faults": [{"inject": "process.kill"}]}, "target"),
         ({"faults": [{"inject": "process.kill", "target": {"rank": 0}, "weight": 0}]}, "weight"),

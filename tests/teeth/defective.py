@@ -590,10 +590,14 @@ def forgives_every_death():
 
 
 def blames_those_that_lost_a_peer():
-    """The watcher counts a rank that ended because its peer was gone as one that was killed here."""
+    """The watcher counts a rank that ended because its peer was gone, or that torchrun ended for that reason, as one
+    that was killed here."""
+    import re
+
     import health_agent
 
-    health_agent.KILLED = range(-64, 256)
+    health_agent.ENDED = re.compile(rb"(?:failed \(exitcode: |Sending process )(-?\d+)")
+    health_agent.KILLED = range(-64, 1 << 32)  # exit codes, and pids
 
 
 def is_jumpy():

@@ -249,12 +249,13 @@ class Guard:
 class Balance:
     """How many samples of a global batch each rank gets. They change if in each of STEPS steps a rank needed FACTOR
     times as long as the fastest one; each rank then gets samples in proportion to its speed. Nothing changes while all
-    are equally fast, so that a run can be repeated."""
+    are equally fast, so that a run can be repeated. `report`: a JSON file for the ranks that were slow, which rank 0
+    writes."""
 
     FACTOR, STEPS = 1.5, 3
 
-    def __init__(self, shares: list[int]) -> None:
-        self.shares = shares
+    def __init__(self, shares: list[int], report: Path | None = None) -> None:
+        self.shares, self.report, self.slow = shares, report, set[int]()
         self.times: list[list[float]] = []  # of the last steps, in seconds, by rank
 
     def after(self, times: list[float]) -> list[int]:
@@ -271,7 +272,14 @@ class Balance:
             self.shares = [max(1, int(batch * speed / sum(speeds))) for speed in speeds]
             self.shares[speeds.index(max(speeds))] += batch - sum(self.shares)
             log(f"steps took {', '.join(f'{one:.3f}' for one in means)} s; samples for each rank: {self.shares}")
+            self.tell(speeds)
         return self.shares
+
+    def tell(self, speeds: list[float]) -> None:
+        """Report the ranks that need FACTOR times as long for a sample as the fastest one."""
+        self.slow |= {rank for rank, speed in enumerate(speeds) if speed * self.FACTOR < max(speeds)}
+        if self.report and dist.get_rank() == 0:
+            self.report.write_text(json.dumps({"culprits": sorted(self.slow)}))
 
 
 def patiently(action: Callable[[], None], patience_s: float) -> None:

@@ -148,6 +148,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=24, help="of all ranks together (default 24)")
     parser.add_argument("--samples", type=int, default=0, help="of an epoch (default: all of the text, about 16,000)")
     parser.add_argument("--balance", action="store_true", help="give a rank that is slow fewer samples (on CPUs)")
+    parser.add_argument("--slow-report", type=Path, metavar="FILE", help="with --balance: names the slow ranks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-timeout", type=float, default=60.0, metavar="SECONDS")
     return parser.parse_args()
@@ -199,7 +200,7 @@ class Run:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, args.steps))
         self.guard, text = Guard(), Text(args.samples)
         self.sampler = GlobalBatches(len(text), args.batch_size, args.seed)
-        self.balance = Balance(self.sampler.shares) if args.balance else None
+        self.balance = Balance(self.sampler.shares, args.slow_report) if args.balance else None
         self.alone_since = time.monotonic()  # since when this rank has waited for no other
         # A generator for the loader alone: otherwise its start takes a number from the stream that dropout draws from.
         self.loader = DataLoader(text, batch_sampler=self.sampler, generator=torch.Generator())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import os
 import signal
 import socket
@@ -244,10 +245,11 @@ def test_incomplete_checkpoint(what: str, fault_tolerance: Any, alone: None, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.damaged", "step-2.damaged"]
 
 
-def test_balance_gives_a_slow_rank_less(fault_tolerance: Any, alone: None) -> None:
+def test_balance_gives_a_slow_rank_less(fault_tolerance: Any, alone: None, tmp_path: Path) -> None:
     """A rank that needs four times as long gets fewer samples until both need equally long, and as many as before when
-    it is as fast as the other again. Nothing changes for a rank that is slow once, or only a little."""
-    balance = fault_tolerance.Balance([24, 24])
+    it is as fast as the other again. Nothing changes for a rank that is slow once, or only a little. The slow rank is
+    named, also when the other takes longer for its larger share."""
+    balance = fault_tolerance.Balance([24, 24], tmp_path / "slow.json")
     slow = (1.0, 4.0)
 
     def steps(number: int, each: tuple[float, float]) -> list[int]:
@@ -259,11 +261,13 @@ def test_balance_gives_a_slow_rank_less(fault_tolerance: Any, alone: None) -> No
 
     assert steps(20, (1.0, 1.4)) == [24, 24]
     assert steps(1, slow) == steps(10, (1.0, 1.0)) == [24, 24]
+    assert not (tmp_path / "slow.json").exists()
     more, less = steps(20, slow)
     assert less < 12 < 36 < more
     assert 1 / 2 < 4 * (6 + less) / (6 + more) < 2
     again = steps(20, (1.0, 1.0))
     assert min(again) > 16
+    assert json.loads((tmp_path / "slow.json").read_text()) == {"culprits": [1]}
 
 
 def test_patiently_tries_again_and_says_why(

@@ -430,6 +430,14 @@ def balances_nothing():
     fault_tolerance.Balance.after = lambda self, times: self.shares
 
 
+def blames_the_fast_rank():
+    """Names the fastest rank as the slow one."""
+    import fault_tolerance
+
+    tell = fault_tolerance.Balance.tell
+    fault_tolerance.Balance.tell = lambda self, speeds: tell(self, [1 / speed for speed in speeds])
+
+
 def reports_to_the_rendezvous_store():
     """Reports each step to the rendezvous store before the next, and ends itself when that makes a step late."""
     import gpt

@@ -59,7 +59,8 @@ CLAIMS: Mapping[str, Claim] = {
         "the weights with which the attempt began, and the samples and learning rates of the next steps in both runs",
     ),
     "steps apart": Claim(
-        "rank {ranks} went on from the state of step {step}, and the others from that of step {base}",
+        "rank {ranks} loaded the checkpoint of step {step}, and the others that of step {base}, as their optimizers' "
+        "counters confirm",
         "the loads of each rank, and the optimizer's counters, which agree",
     ),
     "loss scale": Claim(
@@ -84,6 +85,12 @@ CLAIMS: Mapping[str, Claim] = {
     "weights": Claim(
         "the model's weights were not restored: {found}",
         "the parameters with which the step began, by name (state.begun), or their check sum on each rank",
+    ),
+    "weights of the save": Claim(
+        "the job trained on other weights than before, which it puts into the model to save them or to evaluate: "
+        "{found}",
+        "the parameters with which the step and the save before the resume began, by name (state.begun, "
+        "checkpoint.parameters)",
     ),
     "frozen": Claim("frozen parameters were not restored: {found}", "the frozen parameters by name (state.begun)"),
     "buffers": Claim("buffers of the model were not restored: {found}", "the buffers by name (state.begun)"),

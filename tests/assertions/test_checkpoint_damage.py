@@ -161,6 +161,15 @@ def test_a_delta_is_as_good_as_what_it_builds_upon(
     assert (through in finding.reason) == (builds_on is CHAIN and loads == 20)
 
 
+def test_a_checkpoint_that_the_fault_damaged_is_not_called_complete(trainer: Any) -> None:
+    """The job went on from it all the same, so no step was lost; after another fault it is called complete."""
+    run = _record(trainer)
+    unhurt = replace(run, events=tuple(event for event in run.events if event.data.get("what") != "damaged"))
+    newest = [NoLostWork().judge(one, []).reason for one in (run, unhurt)]
+    assert ["went on from step 15, whose checkpoint the fault had damaged" in reason for reason in newest] == [1, 0]
+    assert "the newest complete checkpoint" in newest[1]
+
+
 @pytest.mark.parametrize("op", ["write", "text"])
 def test_fell_back_too_far(trainer: Any, op: str) -> None:
     """Steps that a newer whole checkpoint would have kept are lost work; also when only the tracker was stale."""

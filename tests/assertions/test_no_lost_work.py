@@ -416,7 +416,7 @@ def test_a_rank_that_resumes_from_another_step_than_the_rest(trainer: Any) -> No
 
     kept = NoLostWork().judge(with_rank_2(lambda local: 10 + local), [])
     assert (kept.outcome, kept.measured["ranks"]) == (Outcome.FAILED, [2])
-    assert "went on from step 15, but rank 2 from step 10" in kept.reason
+    assert "went on from step 15, but rank 2 loaded the checkpoint of step 10" in kept.reason
     late = with_rank_2(lambda local: 10 + local)
     late = replace(late, events=tuple(
         replace(e, data={**e.data, "losses": [9.0]}) if (e.kind, e.rank, e.attempt) == (Kind.STEP, 2, 1) else e
@@ -424,7 +424,7 @@ def test_a_rank_that_resumes_from_another_step_than_the_rest(trainer: Any) -> No
     ))  # fmt: skip
     reason = LossContinuity().judge(late, [trainer(world=3).record()]).reason
     assert "confirms: step-10 was saved after step 10" in kept.reason
-    assert "rank 2 went on from the state of step 10, and the others from that of step 15" in reason
+    assert "rank 2 loaded the checkpoint of step 10, and the others that of step 15" in reason
     replaced = NoLostWork().judge(with_rank_2(lambda local: 15 + local), [])
     assert replaced.outcome is Outcome.PASSED, replaced.reason
     unknown = NoLostWork().judge(with_rank_2(lambda _local: None), [])

@@ -187,7 +187,7 @@ def test_a_rank_that_resumed_from_another_step_has_not_lost_bits(trainer: Any) -
 
     run = replace(run, events=tuple(map(behind, run.events)))
     reason = ParameterDigest().judge(run, twins).reason
-    assert "of their norm from those that it had after step 15: rank 1 went on from the state of step 10" in reason
+    assert "of their norm from those that it had after step 15: rank 1 loaded the checkpoint of step 10" in reason
     assert "exactly" not in reason
 
 

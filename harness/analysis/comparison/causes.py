@@ -196,9 +196,9 @@ class _Resumed:
         begun = self._begun
         weights = [other for other in begun.of("parameters", "frozen") if other.quantity != "frozen" or other.trained]
         if self._weights or weights:
-            yield self._told(
-                "parameters", "weights", weights, "" if weights else _lost(self._base, self._weights or {})
-            )
+            of_save = bool(weights) and all(other.holds == said("during the save") for other in weights)
+            else_ = "" if weights else _lost(self._base, self._weights or {})
+            yield self._told("parameters", "weights of the save" if of_save else "weights", weights, else_)
         frozen = [other for other in begun.of("frozen") if not other.trained]
         if frozen:
             yield self._told("frozen", "frozen", frozen)

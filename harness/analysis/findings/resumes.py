@@ -10,6 +10,7 @@ from math import inf
 from torchaos.harness.analysis import ending
 from torchaos.harness.analysis.checkpointing.carried_state import Carried, mixed_state, resumes_carried
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
+from torchaos.harness.analysis.checkpointing.damage_reaction import damages
 from torchaos.harness.analysis.checkpointing.restored_state import in_words as others_in_words
 from torchaos.harness.analysis.checkpointing.resume_points import points_of
 from torchaos.harness.analysis.checkpointing.resumed_from import Apart, Resume, SavedCheckpoint, apart, name_of, resumes
@@ -76,9 +77,14 @@ class _OneResume:
             self._older_than_the_newest, self._ranks_apart, self._more_than_allowed, self._perhaps_newer,
             self._nothing_again, self._from_elsewhere, self._without_files, self._no_checkpoint, self._newer_unseen,
         )  # fmt: skip
-        return next(filter(None, (ask() for ask in questions)), None) or passed(
-            f"attempt {self._attempt.number} went on from step {self._base}, the newest complete checkpoint, after "
-            f"step {self._resume.reached} had been done",
+        if answer := next(filter(None, (ask() for ask in questions)), None):
+            return answer
+        first_s = _first_s(self._run, self._resume) or inf
+        damaged = any(one.contents and one.step == self._base and one.at_s < first_s for one in damages(self._run))
+        newest = "whose checkpoint the fault had damaged" if damaged else "the newest complete checkpoint"
+        return passed(
+            f"attempt {self._attempt.number} went on from step {self._base}, {newest}, after step "
+            f"{self._resume.reached} had been done",
             base=self._base, newest=self._best.step,
         )  # fmt: skip
 
@@ -251,7 +257,7 @@ def _of_several(begun: str, other: Apart) -> Finding:
     ranks = numbered("rank", other.ranks)
     if other.sure:
         return failed(
-            f"{begun}, but {ranks} from step {other.step}, as the optimizer's counter confirms: "
+            f"{begun}, but {ranks} loaded the checkpoint of step {other.step}, as the optimizer's counter confirms: "
             f"{other.rests_on}. The state of the job is not of one step",
             ranks=list(other.ranks), base=other.step,
         )  # fmt: skip

@@ -41,14 +41,17 @@ class Call:
 
     @cached_property
     def pair(self) -> tuple[int, int] | None:
-        """The source and the destination of a send or recv, as global ranks. None for a collective, and for a recv that
-        takes what comes from any rank. Raises an error if torch does not know the group."""
+        """The source and the destination of a send or recv, as global ranks. None for a collective, for a recv that
+        takes what comes from any rank, and if torch does not know the ranks of the group."""
         names = [argument.name for argument in self.packet._schema.arguments]
         at = names.index("dst") if "dst" in names else names.index("src") if "src" in names else None
         if self.op not in MESSAGES or at is None:
             return None
-        other = import_module("torch.distributed").get_global_rank(self.group, self.args[at])
-        own = import_module("torch.distributed").get_rank()
+        try:
+            other = import_module("torch.distributed").get_global_rank(self.group, self.args[at])
+            own = import_module("torch.distributed").get_rank()
+        except Exception:
+            return None
         return (own, other) if self.op == "send" else (other, own)
 
     @cached_property

@@ -55,7 +55,7 @@ class Stamping:
         self._check_open()
         name = call.group_name
         if call.op in MESSAGES:
-            if call.pair is None:  # from any rank: nothing says which send it takes
+            if call.pair is None:  # as from any rank: nothing says which send it takes
                 return None
             name = channel(name, *call.pair)
         group = self.stamps.known(name)

@@ -29,6 +29,8 @@ for n in range(3):
     opt.step()
 last = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, taken, 1 - rank)]
 for one in dist.batch_isend_irecv(last): one.wait()
+other = dist.new_group([0, 1])
+dist.send(x, 1, group=other) if rank == 0 else dist.recv(taken, 0, group=other)
 dist.barrier()
 os._exit(0)
 """
@@ -48,14 +50,16 @@ def _run(rank: Any, **more: Any) -> list[Any]:
 
 
 def test_a_send_has_the_number_of_its_recv(rank: Any, agent_module: Callable[[str], Any]) -> None:
-    """Those of one direction are counted for themselves, and the collectives as if there were none. However they are
-    called, they have ended when the job has waited for them."""
+    """Those of one direction and group are counted for themselves, and the collectives as if there were none. However
+    they are called, they have ended when the job has waited for them."""
     _run(rank)
     found = agent_module("protocol.collective_stamps").read_folder(rank.folder / "stamps")
     assert len(found) == 2
     for stamps in found:
         own = stamps[0].rank
-        told = [(stamp.op, stamp.pair, stamp.seq) for stamp in stamps]
+        (apart,) = (stamp for stamp in stamps if stamp.op in ("send", "recv") and not stamp.group.startswith("0 "))
+        assert (apart.op, apart.pair, apart.seq) == (("send", "recv")[own], (0, 1), 1)
+        told = [(stamp.op, stamp.pair, stamp.seq) for stamp in stamps if stamp is not apart]
         sends = [(op, pair, seq) for op, pair, seq in told if op == "send"]
         recvs = [(op, pair, seq) for op, pair, seq in told if op == "recv"]
         assert sends == [("send", (own, 1 - own), number) for number in (1, 2, 3, 4)]

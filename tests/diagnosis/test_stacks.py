@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
-from torchaos.harness.monitoring.diagnosis.live_job import Frame, Stack, outliers, parse
+import pytest
+
+from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.diagnosis.live_job import Frame, Stack, on_one_node, outliers, parse
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/"
 LIBRARY = "/usr/lib/python3.11/"
@@ -48,6 +51,22 @@ def test_stages_of_a_pipeline() -> None:
 def test_nobody_stands_out() -> None:
     """All the same, or one against one outside of any collective."""
     assert outliers({0: WAITS, 1: WAITS}) == outliers({0: ITEM, 1: LOCKED}) == outliers({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("blamed", "words"),
+    [
+        ({2, 3}, ["ranks 2, 3 are all ranks of node 1, and no rank of another node is to blame"]),
+        ({4, 5}, ["ranks 4, 5 are 2 of the 3 ranks of node 2, and no rank of another node is to blame"]),
+        ({2}, []), ({1, 2}, []), ({2, 9}, []), (set(), []),
+    ],
+)  # fmt: skip
+def test_ranks_of_one_node_are_told_as_such(blamed: set[int], words: list[str]) -> None:
+    """Several ranks of one machine that differ from all others, as if the machine were the cause. One rank shows
+    nothing of its machine, nor do ranks of two machines, a rank whose machine is not known, or a job on one machine."""
+    ranks = {rank: RankProcess(rank, 0, min(rank // 2, 2), 100 + rank, 1, 0, 7) for rank in range(7)}
+    assert on_one_node(blamed, ranks) == words
+    assert on_one_node(blamed, {rank: one for rank, one in ranks.items() if one.node == 1}) == []
 
 
 def test_py_spy_output() -> None:

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,7 +259,21 @@ def diagnose(
             found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
     _weigh(found, said, odd, ranks)
     found.suspect(said.suspects - found.culprits if not found.culprits else ())
+    found.problems += on_one_node(found.culprits or found.suspects, ranks)
     return found
+
+
+def on_one_node(blamed: Collection[int], ranks: Mapping[int, RankProcess]) -> list[str]:
+    """A note if several ranks are to blame and all are on one node, while the job has others: then the machine may be
+    the cause."""
+    nodes = {rank: process.node for rank, process in ranks.items()}
+    theirs = {nodes.get(rank) for rank in blamed}
+    node = next(iter(theirs), None)
+    if len(blamed) < 2 or len(theirs) > 1 or node is None or set(nodes.values()) == theirs:
+        return []
+    many = sum(one == node for one in nodes.values())
+    which = "all" if many == len(blamed) else f"{len(blamed)} of the {many}"
+    return [f"{ranges(sorted(blamed))} are {which} ranks of node {node}, and no rank of another node is to blame"]
 
 
 def _weigh(found: Diagnosis, said: Diagnosis, odd: Mapping[int, str], ranks: Mapping[int, RankProcess]) -> None:

@@ -24,7 +24,12 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "run.sh").write_text(
         'export NCCL_DEBUG=INFO\nGPUS=${GPUS:-4}\ntorchrun --nproc_per_node=$GPUS \\\n  train.py --cfg a.yaml "$@"\n'
     )
-    (tmp_path / "far.sh").write_text('cd "$(dirname "$0")/.."\ntorchrun --nproc_per_node=4 train.py\n')
+    (tmp_path / "far.sh").write_text('cd "$(dirname "$0")"/../far\ntorchrun --nproc_per_node=4 train.py\n')
+    (tmp_path / "lost.sh").write_text("cd $(mktemp -d)\ntorchrun --nproc_per_node=4 train.py\n")
+    (tmp_path / "shifts.sh").write_text(
+        'N=$1; shift\nCFG=$1\nshift 1\ntorchrun --nproc_per_node=$N train.py --cfg $CFG "$@"\n'
+    )
+    (tmp_path / "slices.sh").write_text("torchrun --nproc_per_node=$2 train.py --cfg $1 ${@:3}\n")
     (tmp_path / "one.yaml").write_text("num_machines: 1\nnum_processes: 4\nmixed_precision: fp16\ngpu_ids: all\n")
     return tmp_path
 
@@ -100,7 +105,14 @@ LINES = [
      {"OMP_NUM_THREADS": "4"}),
     ("bash run.sh --lr 1", f"{RUN} --nproc_per_node=4 train.py --cfg a.yaml --lr 1", {"NCCL_DEBUG": "INFO"}),
     ("nohup ./run.sh", f"{RUN} --nproc_per_node=4 train.py --cfg a.yaml", {"NCCL_DEBUG": "INFO"}),
-    ("bash far.sh", "bash far.sh", {}),
+    ("bash far.sh", f"{RUN} --nproc_per_node=4 train.py", {}),
+    ("bash lost.sh", "bash lost.sh", {}),
+    ("bash shifts.sh 4 cfg.yaml --lr 1", f"{RUN} --nproc_per_node=4 train.py --cfg cfg.yaml --lr 1", {}),
+    ("bash slices.sh cfg.yaml 4 --lr 1", f"{RUN} --nproc_per_node=4 train.py --cfg cfg.yaml --lr 1", {}),
+    ("torchrun --no_python --nproc-per-node 2 python train.py",
+     f"{RUN} --no_python --nproc-per-node 2 python train.py", {}),
+    ("mpirun -np 8 --map-by ppr:4:node --hostfile hosts python train.py", f"{RUN} --nproc-per-node 4 train.py", {}),
+    ("deepspeed -i h1:0,1@h2:0,1 train.py", f"{RUN} --nproc-per-node 2 train.py", {"CUDA_VISIBLE_DEVICES": "0,1"}),
     ("mpirun -np 2 -npernode 1 torchrun --nproc-per-node 4 --nnodes 2 train.py", f"{RUN} --nproc-per-node 4 train.py",
      {}),
 ]  # fmt: skip
@@ -289,9 +301,24 @@ srun bash -c "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_conf=is_host=\\$(((S
 def test_what_a_script_leaves_to_its_shell_is_said(project: Path) -> None:
     """A script whose line is only known to its shell stays the command, and the user hears which line counts."""
     assert any(
-        "far.sh starts the job in line 2, and only its shell knows $(dirname" in text
-        for text in draft_of(["bash", "far.sh"], project, {}).to_check
+        "lost.sh starts the job in line 2, and only its shell knows $(mktemp" in text
+        for text in draft_of(["bash", "lost.sh"], project, {}).to_check
     )
+    assert Path(draft_of(["bash", "far.sh"], project, {}).cwd).resolve() == project.parent / "far"
+
+
+def test_the_nodes_of_other_launchers_are_said(project: Path) -> None:
+    """Ranks on several machines are not put together on one without a word."""
+    for line in ("mpirun -np 8 --map-by ppr:4:node python train.py", "deepspeed -i h1:0,1@h2:0,1 train.py"):
+        assert any("one of 2 nodes" in text for text in draft_of(line.split(), project, {}).to_check)
+
+
+def test_a_script_that_submits_another(project: Path) -> None:
+    """It is read through to the batch script: a run of the line itself would submit a job and see nothing of it."""
+    (project / "x.sbatch").write_text("#SBATCH -N 2\nsrun torchrun --nproc-per-node 4 train.py\n")
+    (project / "submit.sh").write_text("sbatch --nodes 4 x.sbatch\n")
+    draft = draft_of(["bash", "submit.sh"], project, {})
+    assert (draft.launcher, draft.nodes, draft.ranks) == ("slurm", 4, 16)
 
 
 @pytest.mark.parametrize("value", ['{"a": {"b": 1}}', "run=${now:%Y}", "{{jinja}}", "}{", "{run}/out", "{lr}"])

@@ -50,8 +50,8 @@ _CONTAINERS = (
     "charliecloud",
     "ch-run",
 )
-_NO_SCRIPT = frozenset({"--", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
-_SWITCHES = _NO_SCRIPT | {"--standalone", "--use-env", "--use_env", "--virtual-local-rank", "--virtual_local_rank"}
+NO_SCRIPT = frozenset({"--", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
+_SWITCHES = NO_SCRIPT | {"--standalone", "--use-env", "--use_env", "--virtual-local-rank", "--virtual_local_rank"}
 
 
 class _Parser(ArgumentParser):
@@ -206,9 +206,9 @@ def script_of(command: Sequence[str]) -> str | None:
     if after == 1 and "python" not in command[0].rpartition("/")[2] and not _is_torchrun(command[0]):
         return None
     first = next(filter(_names_script, command[after:]), None)
-    return None if first in _NO_SCRIPT else first
+    return None if first in NO_SCRIPT else first
 
 
 def _names_script(word: str) -> bool:
     """Whether the word is a script of Python, or says that a module or another program comes."""
-    return word in _NO_SCRIPT or word.endswith(".py")
+    return word in NO_SCRIPT or word.endswith(".py")

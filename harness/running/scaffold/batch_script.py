@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import posixpath
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,13 +37,15 @@ def is_python(word: str) -> bool:
 
 def is_start(words: Sequence[str]) -> int:
     """How likely a line is to start the job. 3: it has a launcher of ranks, such as torchrun. 2: it is a step of Slurm
-    or MPI. 1: it runs a Python script. 0: it does not start the job."""
+    or MPI. 1: it runs a Python script, or submits a batch script. 0: it does not start the job."""
     text = " ".join(words)
     runs = re.search(r"\S\.py\b|(?<!\S)-m +(?!pip|venv|ensurepip)[\w.]+|\.sh\b", text)
     if re.search(r"(^|[\s/'\"])(torchrun|deepspeed)\s|torch\.distributed\.(run|launch)\b|accelerate\s+launch", text):
         return 3 if first_program(words) not in ("echo", "which", "printf") else 0
     if first_program(words) in ("srun", "mpirun", "mpiexec", "prun"):
         return 2 if runs or re.search(r"container-image|apptainer|singularity|enroot", text) else 0
+    if first_program(words) == "sbatch":
+        return 1
     known = is_python(words[0]) or first_program(words) in ("apptainer", "singularity", "enroot", "docker", "podman")
     return 1 if known and runs else 0
 
@@ -125,6 +128,7 @@ _NAME = re.compile(r"\$(?:(\w+|@|\*)|\{(\w+|@|\*)(?:\[[@*]\])?(?::?[-=]([^}]*))?
 _BLOCKS = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "done": -1, "esac": -1}
 _KEYWORDS = ("then", "else", "do", "time", "exec", "eval", "command")
 _PREPARES = ("module", "source", ".", "conda", "micromamba", "ml", "spack")
+_FOLDER_OF = re.compile(r"\$\(dirname\0+(?:--\0+)?\"?([^$`()\"\0]+)\"?\0*\)")
 # Variables that launchers set, or that belong to the machine.
 _LATER = re.compile(r"(MASTER|WORLD_SIZE|(LOCAL_|NODE_)?RANK$|SLURM_|PATH$|LD_)")
 _HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
@@ -165,10 +169,9 @@ def parse_batch(text: str, args: Sequence[str], env: Mapping[str, str], given: M
             with_comment = shlex.split(line[7:], comments=True)
             found.options |= slurm_options(with_comment)[0]
     found.options |= given
-    positional = {str(number): word for number, word in enumerate(args, 1)}
     known: dict[str, str | list[str]] = {
         **{name: value for name, value in env.items() if not name.startswith("SLURM_")}, **_of_slurm(found.options),
-        **positional, "@": list(args), "*": list(args),
+        **_positional(args),
     }  # fmt: skip
     depth = 0
     for number, line in _lines(text, found.written):
@@ -179,8 +182,15 @@ def parse_batch(text: str, args: Sequence[str], env: Mapping[str, str], given: M
                 _assign(set_, known, found, depth)
                 continue
             words = _words(part, known)
+            if words[:1] == ["shift"]:
+                args = args[int(words[1]) if words[1:] and words[1].isdecimal() else 1 :]
+                known = {**{name: value for name, value in known.items() if not name.isdecimal()}, **_positional(args)}
             _note(number, words, found, known)
     return found
+
+
+def _positional(args: Sequence[str]) -> dict[str, str | list[str]]:
+    return {"@": list(args), "*": list(args), **{str(number): word for number, word in enumerate(args, 1)}}
 
 
 def _note(number: int, words: list[str], found: Batch, known: dict[str, str | list[str]]) -> None:
@@ -323,9 +333,14 @@ def _words(text: str, known: Mapping[str, str | list[str]], split: bool = True) 
         value = known.get(found[1] or "@")
         return " ".join(map(shlex.quote, value)) if isinstance(value, list) else found[0]
 
+    def rest_of(found: re.Match[str]) -> str:
+        return " ".join(map(shlex.quote, known.get("@", [])[int(found[1]) - 1 :]))
+
     text = re.sub(r'"\$(?:@|\{(\w+)\[@\]\})"', list_of, text)
+    text = re.sub(r'"?\$\{[@*]:([1-9])\}"?', rest_of, text)
     single = re.split(r"('[^']*')", text)  # no variable is filled in between single quotes
     filled = "".join(part if n % 2 else _NAME.sub(value_of, _hidden(part)) for n, part in enumerate(single))
+    filled = _FOLDER_OF.sub(lambda found: posixpath.dirname(found[1]) or ".", filled)
     if not split:
         try:
             return ["".join(shlex.split(filled))] if filled[:1] in "'\"" else [filled.strip()]

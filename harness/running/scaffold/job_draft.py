@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchaos.harness.running.launchers.torchrun_line import own_part, restarts_of, script_of, world_of
+from torchaos.harness.running.launchers.torchrun_line import NO_SCRIPT, own_part, restarts_of, script_of, world_of
 from torchaos.harness.running.planner.fault_plans import OWN_STORE
 from torchaos.harness.running.scaffold.batch_script import with_option
 from torchaos.harness.running.scaffold.launch_line import launch_of
@@ -162,7 +162,7 @@ def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.envi
     if name and "{" not in name:
         draft.script = read_script(cwd / name)
         _says(draft, draft.script)
-    elif name is None and own_part(draft.command) and not {"-m", "--module", "--no-python"} & set(draft.command):
+    elif name is None and own_part(draft.command) and NO_SCRIPT.isdisjoint(draft.command):
         draft.to_check.append("no script was found behind torchrun's options; write it into the command")
     _folder(draft)
     words = draft.script.words if draft.script else set()

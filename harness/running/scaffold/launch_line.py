@@ -333,6 +333,7 @@ def _deepspeed(launch: Launch) -> None:
     begin = 1 if first_program(launch.words) == "deepspeed" else 3
     options, rest = options_before_script(launch.words[begin:], _DEEPSPEED_SWITCHES)
     where = options.get("include") or options.get("i") or ""
+    launch.nodes = launch.nodes or (len(where.split("@")) if "@" in where else 0)
     chosen = where.rpartition(":")[2] if ":" in where else ""
     if chosen:
         launch.adds["CUDA_VISIBLE_DEVICES"] = chosen
@@ -379,8 +380,11 @@ def _mpirun(launch: Launch) -> None:
         return
     own = " ".join(launch.words[:at])
     count = re.search(r"(?<!\S)-{1,2}(?:np|n|c)[ =](\d+)", own)
+    per_node = re.search(r"(?<!\S)-{1,2}(?:ppn|npernode|N)[ =](\d+)|\bppr:(\d+):node", own)
     hosts = re.search(r"(?<!\S)(?:-H|-hosts?|--hosts?)[ =](\S+)", own)
     launch.nodes = launch.nodes or (len({host.partition(":")[0] for host in hosts[1].split(",")}) if hosts else 0)
+    if count and per_node:
+        launch.nodes = max(1, int(count[1]) // int(per_node[1] or per_node[2]))
     launch.per_node = max(1, int(count[1]) // (launch.nodes or 1)) if count else launch.per_node
     launch.adds |= dict(re.findall(r"(?<!\S)-(?:x |g?env |-env[ =])(\w+)[ =](?!-)(\S+)", own))
     launch.to_check.append(

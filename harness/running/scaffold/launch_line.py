@@ -7,10 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-
-import yaml
 
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running.launchers.torchrun_line import container_in, own_part, world_of
@@ -21,13 +18,21 @@ from torchaos.harness.running.scaffold.batch_script import (
     gpus_of,
     is_python,
     nodes_of,
-    options_before_script,
     parse_batch,
     read_batch,
     slurm_options,
     tasks_of,
     with_option,
     without_options,
+)
+from torchaos.harness.running.scaffold.other_launchers import (
+    Launch,
+    accelerate,
+    composer,
+    deepspeed,
+    mpirun,
+    python,
+    starts,
 )
 
 _OF_NODES = {  # torchrun's options that torchaos sets, and whether each has a value
@@ -36,46 +41,7 @@ _OF_NODES = {  # torchrun's options that torchaos sets, and whether each has a v
          "local-addr"), True,
     ), "standalone": False,
 }  # fmt: skip
-_ACCELERATE_SWITCHES = (
-    "multi_gpu", "cpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "no_python", "quiet",
-    "q", "debug", "tpu", "use_xpu", "dynamo_use_dynamic", "dynamo_use_fullgraph", "same_network", "enable_cpu_affinity",
-)  # fmt: skip
-_ACCELERATE_ENV = {
-    "mixed_precision": "ACCELERATE_MIXED_PRECISION", "gpu_ids": "CUDA_VISIBLE_DEVICES",
-    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-    "num_cpu_threads_per_process": "OMP_NUM_THREADS",
-}  # fmt: skip
-_ACCELERATE_OWN = (  # settings that are not needed in torchrun's line
-    *_ACCELERATE_ENV, "num_processes", "num_machines", "multi_gpu", "machine_rank", "main_process_ip", "quiet", "q",
-    "main_process_port", "rdzv_backend", "rdzv_conf", "config_file", "max_restarts", "same_network", "module", "cpu",
-    "compute_environment", "distributed_type", "main_training_function", "use_cpu", "downcast_bf16", "debug",
-    "deepspeed_multinode_launcher", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "enable_cpu_affinity",
-)  # fmt: skip
-_DEEPSPEED_SWITCHES = ("no_python", "no_local_rank", "force_multi", "bind_cores_to_rank", "elastic_training")
 _IN_A_CONTAINER = "start torchaos inside of the container, with torchaos in its image"
-
-
-@dataclass
-class Launch:
-    """A command line on its way to torchrun's. `nodes`: 0 if the line gives no number. `per_node`: ranks on each node,
-    if a launcher other than torchrun gives the number. `written`: files that the batch script itself writes, by
-    name."""
-
-    words: list[str]
-    cwd: Path
-    env: Mapping[str, str]  # the user's environment
-    head: list[str] = field(default_factory=list)  # programs before the launcher, which are kept: `uv run`, `nice -n 5`
-    launcher: str = "local"
-    nodes: int = 0
-    per_node: int | None = None
-    gpus: int | None = None  # of each node, which Slurm gives
-    tasks: int = 1  # of srun on each node
-    folder: str = ""  # the folder in which the command runs, if a script changes it
-    written: Mapping[str, str] = field(default_factory=dict)
-    adds: dict[str, str] = field(default_factory=dict)  # variables to add to the environment of the job
-    allocation: list[str] = field(default_factory=list)  # variables of salloc
-    assumed: list[str] = field(default_factory=list)
-    to_check: list[str] = field(default_factory=list)
 
 
 def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Launch:
@@ -123,11 +89,11 @@ def _handler(words: Sequence[str]) -> Callable[[Launch], None] | None:
     if program in ("accelerate", "accelerate-launch") or (
         is_python(words[0]) and words[1:3] == ["-m", "accelerate.commands.launch"]
     ):
-        return _accelerate
+        return accelerate
     if program == "deepspeed" or (is_python(words[0]) and words[1:3] == ["-m", "deepspeed.launcher.runner"]):
-        return _deepspeed
+        return deepspeed
     if is_python(words[0]) or words[0].endswith(".py"):
-        return _python
+        return python
     return _shell if program.endswith(".sh") else _HEADS.get(program)
 
 
@@ -149,16 +115,11 @@ def _wrapper(launch: Launch) -> None:
     """Keeps a program that runs another, with its options: `uv run`, `nice -n 5`, `env -u NAME`."""
     words = launch.words
     for place in range(1, len(words)):
-        is_launcher = _starts(words[place]) or first_program(words[place:]) in ("mpirun", "mpiexec")
+        is_launcher = starts(words[place]) or first_program(words[place:]) in ("mpirun", "mpiexec")
         if is_launcher and words[place - 1] not in _NAMES_OF_ENVIRONMENTS:
             launch.head += words[:place]
             launch.words = words[place:]
             return
-
-
-def _starts(word: str) -> bool:
-    """Whether the word is a launcher of ranks, Python or a script of it."""
-    return first_program([word]) in _LAUNCHERS or is_python(word) or word.endswith(".py")
 
 
 def _sbatch(launch: Launch) -> None:
@@ -276,133 +237,10 @@ def _as_options(launch: Launch) -> dict[str, str]:
     return {"nodes": str(launch.nodes or 1), "ntasks-per-node": str(launch.tasks), **gpus}
 
 
-def _accelerate(launch: Launch) -> None:
-    program = first_program(launch.words)
-    begin = {"accelerate": 2, "accelerate-launch": 1}.get(program, 3)
-    if program == "accelerate" and launch.words[1:2] != ["launch"]:
-        raise UsageError(f"{shlex.join(launch.words)}: it starts no job; write accelerate launch")
-    options, rest = options_before_script(launch.words[begin:], _ACCELERATE_SWITCHES)
-    given = {**_settings(launch, options.get("config_file") or _default_settings(launch.env)), **options}
-    nodes = _number(given.get("num_machines")) or 1
-    total = _number(given.get("num_processes"))
-    launch.nodes = launch.nodes or (nodes if nodes > 1 else 0)
-    launch.per_node = max(1, total // nodes) if total else launch.per_node or launch.gpus or _all_gpus(launch)
-    for option, variable in _ACCELERATE_ENV.items():
-        if given.get(option, "all") not in ("all", "no", ""):
-            launch.adds[variable] = given[option]
-    if "cpu" in options or given.get("use_cpu", "").lower() == "true":
-        launch.adds["ACCELERATE_USE_CPU"] = "true"
-    left = [name for name in given if name not in _ACCELERATE_OWN and given[name] not in ("no", "false", "False")]
-    left += [name for name in ("distributed_type",) if given.get(name) in ("FSDP", "DEEPSPEED", "MEGATRON_LM")]
-    if left:
-        launch.to_check.append(
-            f"accelerate's {', '.join(sorted(left))} is not in torchrun's line; the script must set it itself, or a "
-            "variable in job.env"
-        )
-    own = ["--max-restarts", given["max_restarts"]] if _number(given.get("max_restarts")) is not None else []
-    launch.words = ["torchrun", *own, *(["-m"] if "module" in options else []), *rest]
-
-
-def _all_gpus(launch: Launch) -> int:
-    """The number of ranks where a launcher would start one on each GPU, and nothing says how many there are."""
-    launch.to_check.append(f"{first_program(launch.words)} would start a rank on each GPU; the draft has 2 ranks")
-    return 2
-
-
-def _default_settings(env: Mapping[str, str]) -> str | None:
-    """The file that `accelerate config` writes, if there is one."""
-    cache = Path(env["HF_HOME"]) if "HF_HOME" in env else Path(env.get("HOME", "/nonexistent"), ".cache/huggingface")
-    file = cache / "accelerate" / "default_config.yaml"
-    return str(file) if file.is_file() else None
-
-
-def _settings(launch: Launch, file: str | None) -> dict[str, str]:
-    """The settings in accelerate's configuration file."""
-    if not file:
-        return {}
-    try:
-        found = yaml.safe_load((launch.cwd / file).read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        launch.to_check.append(f"{file} could not be read, so the settings of accelerate in it are left out")
-        return {}
-    settings = found if isinstance(found, dict) else {}
-    return {str(name): str(value) for name, value in settings.items() if value not in (None, {}, False)}
-
-
-def _deepspeed(launch: Launch) -> None:
-    begin = 1 if first_program(launch.words) == "deepspeed" else 3
-    options, rest = options_before_script(launch.words[begin:], _DEEPSPEED_SWITCHES)
-    where = options.get("include") or options.get("i") or ""
-    launch.nodes = launch.nodes or (len(where.split("@")) if "@" in where else 0)
-    chosen = where.rpartition(":")[2] if ":" in where else ""
-    if chosen:
-        launch.adds["CUDA_VISIBLE_DEVICES"] = chosen
-    slots = _slots(launch, options.get("hostfile") or options.get("H"))
-    of_hosts = next(iter(slots.values()), None)
-    asked = _number(options.get("num_gpus")) or (len(chosen.split(",")) if chosen else launch.gpus or of_hosts)
-    launch.per_node = asked or _all_gpus(launch)
-    launch.nodes = launch.nodes or _number(options.get("num_nodes")) or (len(slots) if len(slots) > 1 else 0)
-    if "no_local_rank" not in options:
-        launch.to_check.append("deepspeed gives the script --local_rank, and torchrun only the variable LOCAL_RANK")
-    launch.words = ["torchrun", *(["-m"] if "module" in options else []), *rest]
-
-
-def _slots(launch: Launch, file: str | None) -> dict[str, int]:
-    """The hosts in deepspeed's hostfile, and how many ranks each gets: lines `host slots=8`."""
-    if not file:
-        return {}
-    try:
-        text = (launch.cwd / file).read_text()
-    except (OSError, ValueError):
-        launch.to_check.append(f"deepspeed's hostfile {file} could not be read, so that its numbers are left out")
-        return {}
-    return {host: int(count) for host, count in re.findall(r"^\s*([^#\s]\S*)\s+slots=(\d+)", text, re.M)}
-
-
-def _composer(launch: Launch) -> None:
-    options, rest = options_before_script(launch.words[1:], ("verbose", "v"))
-    launch.per_node = _number(options.get("nproc") or options.get("n")) or launch.gpus
-    launch.words = ["torchrun", *(["-m"] if "module" in options else []), *rest]
-
-
 def _plain_head(launch: Launch) -> None:
     """Removes `time` and `nohup`, which do not change the job."""
     while launch.words and (launch.words[0].startswith("-") or first_program(launch.words) in ("time", "nohup")):
         launch.words.pop(0)
-
-
-def _mpirun(launch: Launch) -> None:
-    at = next((n for n, word in enumerate(launch.words) if _starts(word)), None)
-    if at is None:
-        raise UsageError(f"{launch.words[0]}: it starts no script of Python; write the command line with torchrun")
-    if first_program(launch.words[at:]) in _LAUNCHERS:  # it starts one launcher on each node
-        launch.words = launch.words[at:]
-        return
-    own = " ".join(launch.words[:at])
-    count = re.search(r"(?<!\S)-{1,2}(?:np|n|c)[ =](\d+)", own)
-    per_node = re.search(r"(?<!\S)-{1,2}(?:ppn|npernode|N)[ =](\d+)|\bppr:(\d+):node", own)
-    hosts = re.search(r"(?<!\S)(?:-H|-hosts?|--hosts?)[ =](\S+)", own)
-    launch.nodes = launch.nodes or (len({host.partition(":")[0] for host in hosts[1].split(",")}) if hosts else 0)
-    if count and per_node:
-        launch.nodes = max(1, int(count[1]) // int(per_node[1] or per_node[2]))
-    launch.per_node = max(1, int(count[1]) // (launch.nodes or 1)) if count else launch.per_node
-    launch.adds |= dict(re.findall(r"(?<!\S)-(?:x |g?env |-env[ =])(\w+)[ =](?!-)(\S+)", own))
-    launch.to_check.append(
-        f"{launch.words[0]} sets other variables than torchrun; the script must read RANK and WORLD_SIZE"
-    )
-    launch.words = launch.words[at:]
-
-
-def _python(launch: Launch) -> None:
-    """A Python script without a launcher. torchrun replaces Python, unless Python runs torchrun."""
-    rest = launch.words[1:] if is_python(launch.words[0]) else launch.words
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
-    if rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
-        return
-    if rest[:1] == ["-m"] or (rest and rest[0].endswith(".py")):
-        launch.words = ["torchrun", *rest]
-        launch.per_node = launch.per_node or launch.gpus or (launch.tasks if launch.tasks > 1 else 2)
 
 
 def _torchrun(launch: Launch) -> None:
@@ -433,10 +271,6 @@ def _torchrun(launch: Launch) -> None:
         launch.assumed.append(f"torchaos sets these for each node: {', '.join(dropped)}")
 
 
-def _number(word: str | None) -> int | None:
-    return int(word) if word and word.isdecimal() else None
-
-
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
@@ -457,16 +291,15 @@ _ELSEWHERE = {
     "ssh": "write launcher: ssh, and the machines in job.hosts",
     "horovodrun": "its ranks don't use torch.distributed; torchaos needs torchrun",
 }  # fmt: skip
-_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer")
 _NAMES_OF_ENVIRONMENTS = ("-n", "--name", "-p", "--prefix", "-e", "--environment")  # conda, pixi
 _LEFT = re.compile(r"[$`]")  # in a word that only a shell can fill in
 _OPERATOR = re.compile(r"\|\|?|&&?|;|\d?>>?|\d?>&\d|&>>?|<")
 _HEADS: dict[str, Callable[[Launch], None]] = {
-    "sbatch": _sbatch, "srun": _srun, "salloc": _salloc, "env": _variables, "composer": _composer,
+    "sbatch": _sbatch, "srun": _srun, "salloc": _salloc, "env": _variables, "composer": composer,
     **dict.fromkeys(("time", "nohup"), _plain_head),
     **dict.fromkeys(
         ("uv", "poetry", "pixi", "hatch", "pdm", "rye", "pipenv", "conda", "mamba", "micromamba", "nice", "ionice",
          "numactl", "taskset", "chrt", "timeout", "stdbuf", "setsid", "sudo", "nsys", "ncu"), _wrapper,
     ),
-    **dict.fromkeys(("bash", "sh"), _shell), **dict.fromkeys(("mpirun", "mpiexec", "prun"), _mpirun),
+    **dict.fromkeys(("bash", "sh"), _shell), **dict.fromkeys(("mpirun", "mpiexec", "prun"), mpirun),
 }  # fmt: skip

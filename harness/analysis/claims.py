@@ -192,8 +192,8 @@ CLAIMS: Mapping[str, Claim] = {
         "the history: the first attempt made the step",
     ),
     "fault": Claim(
-        "The job had not been restarted by then, and the {agreed} steps before agree: most likely the fault, or what "
-        "the job did about it, changed the numbers.",
+        "The job had not been restarted by then, and the {what} of the {agreed} steps before agree: most likely the "
+        "fault, or what the job did about it, changed the numbers.",
         "the history, and the losses and rates of the steps before",
     ),
     "equal": Claim("{found} equal", "each of these quantities, on all ranks that are named or on all ranks"),

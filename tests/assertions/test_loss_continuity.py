@@ -258,7 +258,8 @@ def test_a_step_that_the_fault_changed_is_not_laid_at_the_restart(trainer: Any) 
     finding = LossContinuity().judge(changed, [trainer().record()])
     assert finding.outcome is Outcome.FAILED
     assert (
-        "The job had not been restarted by then, and the 11 steps before agree: most likely the fault" in finding.reason
+        "The job had not been restarted by then, and the losses of the 11 steps before agree: most likely"
+        in finding.reason
     )
     early = LossContinuity().judge(
         _scale_loss(trainer(freeze=(1, 1, 2.0)).record(), lambda _e: True, 1.5), [trainer().record()]

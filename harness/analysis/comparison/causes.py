@@ -102,7 +102,8 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
     later = any(segment.number == part.number and segment.after < part.after for segment in history.segments)
     if part.base == 0 and part is history.segments[0]:
         agreed = sum(step < first.step for step in ours.keys() & theirs.keys())
-        return Cause(said("fault or job") if agreed < _SETTLED else said("fault", agreed=agreed))
+        what = {"learning rate": "rates", "parameters": "parameters"}.get(first.what, "losses")
+        return Cause(said("fault or job") if agreed < _SETTLED else said("fault", agreed=agreed, what=what))
     found = _Resumed(run, history, ours, theirs, first, part, later, twin)
     where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
     if words := mixed_state(history, part):

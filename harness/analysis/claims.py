@@ -63,6 +63,10 @@ CLAIMS: Mapping[str, Claim] = {
         "counters confirm",
         "the loads of each rank, and the optimizer's counters, which agree",
     ),
+    "files of others": Claim(
+        "ranks went on with each other's files: {found}",
+        "the saves and the loads of each rank, by path; no other part of the state that was recorded is another",
+    ),
     "loss scale": Claim(
         "the loss scale (GradScaler) was not restored: every loss of step {step}, times its scale, is exactly "
         "{factor:g} times the twin's",

@@ -247,3 +247,27 @@ def test_constant_rates_do_not_tell_where_a_position_is(trainer: Any) -> None:
     assert "the data: ranks 0, 1 were given other samples in step 11" in reason, reason
     assert "learning rates go on" not in reason
     assert "lost" not in reason
+
+
+def test_ranks_that_load_the_files_of_others_are_told(trainer: Any) -> None:
+    """Each rank has an optimizer's file of its own, and nothing of its state is recorded. That ranks read each other's
+    is the cause only if they do not read their own, and nothing else differs."""
+    where = "/job/checkpoints/step-15"
+
+    def with_files(read: dict[int, int]) -> Any:
+        run, events = trainer(kills=((18, 1),)).record(), []
+        for event in run.events:
+            data = dict(event.data)
+            if event.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END) and data["path"] == where:
+                data["path"] = f"{where}/optim_{event.rank}.pt"
+            if event.kind in (Kind.LOAD_BEGIN, Kind.LOAD_END) and event.attempt == 1:
+                data["path"] = f"{where}/optim_{read[event.rank or 0]}.pt"
+            if event.kind is Kind.STEP and event.attempt == 1 and (event.step or 0) > 1:
+                data["losses"] = [loss * 1.5 for loss in data["losses"]]
+            events.append(replace(event, data=data))
+        return replace(run, events=tuple(events))
+
+    twin = trainer().record()
+    told = [LossContinuity().judge(with_files(read), [twin]).reason for read in ({0: 1, 1: 0}, {0: 0, 1: 1})]
+    words = "ranks went on with each other's files: rank 0 loaded optim_1.pt, which rank 1 had saved, and not optim_0.pt, which it had saved itself"
+    assert [words in reason for reason in told] == [True, False], told

@@ -287,6 +287,9 @@ class Apart:
     sure: bool  # their optimizer's counter agrees with the checkpoint, too
 
 
+_NUMBERS = re.compile(r"\d+")
+
+
 def apart(part: Segment) -> Apart | None:
     """The ranks that resumed from another step than the rest. If there are several such groups of ranks: the first
     whose step is certain, or else the first. None if all ranks resumed from the same step, as far as was seen."""
@@ -299,6 +302,24 @@ def apart(part: Segment) -> Apart | None:
     ]
     told = [candidate for candidate in found if candidate is not None]
     return max(told, key=lambda candidate: candidate.sure, default=None) or _by_state(part)
+
+
+def files_of_others(history: History, attempt: int, base: int) -> str:
+    """Clauses about ranks that loaded the file of another rank and not their own, which has the same name but for
+    numbers. Empty if there are none. `base`: the step after which the files were saved."""
+    writer = {save.path: save.ranks[0] for save in history.saves if save.global_step == base and len(save.ranks) == 1}
+    clauses = []
+    for rank in sorted({*writer.values()}):
+        read = [load.path for load in history.loads if load.ok and (load.attempt, load.rank) == (attempt, rank)]
+        own = {_NUMBERS.sub("#", path): path for path, by in writer.items() if by == rank and path not in read}
+        for path in dict.fromkeys(read):
+            if writer.get(path, rank) != rank and (mine := own.get(_NUMBERS.sub("#", path))):
+                clauses.append(
+                    f"rank {rank} loaded {posixpath.basename(path)}, which rank {writer[path]} had saved, and not "
+                    f"{posixpath.basename(mine)}, which it had saved itself"
+                )
+    more = f"; and {len(clauses) - 2} more" if len(clauses) > 2 else ""
+    return "; ".join(clauses[:2]) + more
 
 
 def _by_state(part: Segment) -> Apart | None:

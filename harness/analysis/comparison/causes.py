@@ -6,8 +6,7 @@ A quantity is said to differ or to agree only if it was seen, and a quantity tha
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,14 +22,26 @@ from torchaos.harness.analysis.checkpointing.restored_state import (
     in_words,
     trained_since,
 )
-from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, is_of_other_replicas
+from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, files_of_others, is_of_other_replicas
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
-from torchaos.harness.analysis.comparison.sample_counts import ends_of, other_iterations, renumbered
+from torchaos.harness.analysis.comparison.sample_counts import other_iterations
+from torchaos.harness.analysis.comparison.step_facts import (
+    Fact,
+    accumulation,
+    counter_fact,
+    is_like_the_start,
+    listed,
+    loss_scale,
+    other_in,
+    pairs,
+    samples_fact,
+    weights_in_words,
+    weights_with,
+)
 from torchaos.harness.analysis.tolerance import ROUNDING, WEIGHTS, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
-from torchaos.harness.record.plan import numbered
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
@@ -47,19 +58,11 @@ _PLURAL = ("samples", "inputs", "weights", "frozen parameters", "buffers", "RNG 
 _SETTLED = 5  # steps: a job that is not deterministic differs from its twin earlier
 
 
-class _Fact(NamedTuple):
-    """A quantity that differs from what it should be."""
-
-    quantity: str  # empty: the clause itself proves the cause
-    step: int  # global; the first step in which it differs
-    clause: str
-
-
 def _is_one(names: Sequence[str]) -> bool:
     return len(names) == 1 and not names[0].startswith(_PLURAL)
 
 
-def _is_late(fact: _Fact, first: Difference) -> bool:
+def _is_late(fact: Fact, first: Difference) -> bool:
     """Whether the quantity acts only in the update, which comes after the loss that differs."""
     return fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"
 
@@ -129,7 +132,7 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
 
 
 def _steps_apart(other: Apart, part: Segment) -> str:
-    return said("steps apart", ranks=_list(other.ranks), step=other.step, base=part.base)
+    return said("steps apart", ranks=listed(other.ranks), step=other.step, base=part.base)
 
 
 def inputs_in_words(run: Record, twin: Record) -> str:
@@ -167,38 +170,40 @@ class _Resumed:
             return {}
         if (equal := self._begun.equal("parameters")) is not None:
             return {} if equal else {0: ""}
-        return _weights(self._base, self._ours, self._theirs)
+        return weights_with(self._base, self._ours, self._theirs)
 
     @property
-    def facts(self) -> list[_Fact]:
+    def facts(self) -> list[Fact]:
         """What differs, in the order of the data flow."""
         ours, theirs, since = self._ours, self._theirs, self._since
-        exact = [_accumulation(self._base, ours, theirs, self._first), _loss_scale(ours, theirs, self._first)]
+        exact = [accumulation(self._base, ours, theirs, self._first), loss_scale(ours, theirs, self._first)]
         skips = other_iterations(ours, theirs, self._first.step)  # the samples and the schedule follow from them
         exact.append(skips)
-        data, state = None if skips else _data(since, ours, theirs), list(self._state())
+        data, state = None if skips else samples_fact(since, ours, theirs), list(self._state())
         if data and data.step > self._base + 1 and any(fact.quantity not in (RNG, *_UPDATE) for fact in state):
             data = None  # it came later than what differed from the start, and may follow from it
         elif not data and not skips:
             state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
-        counter = _counter(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
+        counter = counter_fact(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
         if skips and counter and counter.step == self._first.step:
             counter = None
         update = [self._trained(), *self._moments(), counter, None if skips else self._schedule()]
         if exact[0] and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step
-        proved = [_Fact("", self._first.step, clause) for clause in exact if clause]
+        proved = [Fact("", self._first.step, clause) for clause in exact if clause]
         found = [fact for fact in (*proved, data, *state, *update) if fact]
         if all(_is_late(fact, self._first) for fact in found) and (others := self._begun.changed_generators):
             found.insert(0, self._generators(others))  # the loop may draw from them; nothing else explains it
+        if not found and (files := files_of_others(self._history, self._attempt, self._base)):
+            found.append(Fact("files", self._base + 1, said("files of others", found=files)))
         return found
 
-    def _state(self) -> Iterator[_Fact]:
+    def _state(self) -> Iterator[Fact]:
         begun = self._begun
         weights = [other for other in begun.of("parameters", "frozen") if other.quantity != "frozen" or other.trained]
         if self._weights or weights:
             of_save = bool(weights) and all(other.holds == said("during the save") for other in weights)
-            else_ = "" if weights else _lost(self._base, self._weights or {})
+            else_ = "" if weights else weights_in_words(self._base, self._weights or {})
             yield self._told("parameters", "weights of the save" if of_save else "weights", weights, else_)
         frozen = [other for other in begun.of("frozen") if not other.trained]
         if frozen:
@@ -208,31 +213,31 @@ class _Resumed:
         if begun.lost_generators:
             yield self._generators(begun.lost_generators)
 
-    def _generators(self, others: Sequence[Other]) -> _Fact:
-        return _Fact(RNG, self._base + 1, self._begun.generators_in_words(others, len(self._ranks)))
+    def _generators(self, others: Sequence[Other]) -> Fact:
+        return Fact(RNG, self._base + 1, self._begun.generators_in_words(others, len(self._ranks)))
 
-    def _told(self, quantity: str, claim: str, others: Sequence[Other], else_: str = "") -> _Fact:
-        return _Fact(quantity, self._base + 1, said(claim, found=in_words(others, len(self._ranks)) or else_))
+    def _told(self, quantity: str, claim: str, others: Sequence[Other], else_: str = "") -> Fact:
+        return Fact(quantity, self._base + 1, said(claim, found=in_words(others, len(self._ranks)) or else_))
 
-    def _trained(self) -> _Fact | None:
+    def _trained(self) -> Fact | None:
         if others := self._begun.of(TRAINED):
             return self._told(TRAINED, "trained", others)
         since = range(self._base + 2, self._first.step + 1)
         if self._twin is None or not (later := trained_since(self._run, self._twin, self._attempt, since)):
             return None
         found = f"in step {later[0]}, {in_words(later[1], len(self._ranks))}"
-        return _Fact(TRAINED, later[0], said("trained", found=found))
+        return Fact(TRAINED, later[0], said("trained", found=found))
 
-    def _inputs(self) -> Iterator[_Fact]:
+    def _inputs(self) -> Iterator[Fact]:
         others, step = self._begun.of(INPUTS), self._base + 1
         mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
         if others and all(
             rank in mine and rank in twins and mine[rank].samples_seen and twins[rank].samples_seen
             for rank in others[0].ranks
         ):
-            yield _Fact(INPUTS, step, said("inputs", found=in_words(others, len(self._ranks)), step=step))
+            yield Fact(INPUTS, step, said("inputs", found=in_words(others, len(self._ranks)), step=step))
 
-    def _moments(self) -> Iterator[_Fact]:
+    def _moments(self) -> Iterator[Fact]:
         others = self._begun.of(MOMENTS)
         if others or (self._carried and self._carried.moments is False):
             yield self._told(MOMENTS, "moments", others, self._carried.instead(MOMENTS) if self._carried else "")
@@ -258,7 +263,7 @@ class _Resumed:
         if len(shifts) != 1 or not shifts[0]:
             return ""
         # Constant rates tell no step: the samples alone are ahead or behind.
-        if not _other_in(begun, self._ours, self._theirs, "lr"):
+        if not other_in(begun, self._ours, self._theirs, "lr"):
             return ""
         first, last = self._base + 1, self._base + shifts[0]
         which = f"update of step {first} is" if shifts[0] == 1 else f"updates of steps {first} to {last} are"
@@ -266,19 +271,19 @@ class _Resumed:
         apart = "one step" if abs(shifts[0]) == 1 else f"{abs(shifts[0])} steps"
         return said("position", weights=self._base, step=last, apart=apart, lost=lost)
 
-    def _schedule(self) -> _Fact | None:
+    def _schedule(self) -> Fact | None:
         since, ours, theirs = self._since, self._ours, self._theirs
-        if counted := _counter(since, ours, theirs, "schedule", lambda step: step.sched_step, self._base):
+        if counted := counter_fact(since, ours, theirs, "schedule", lambda step: step.sched_step, self._base):
             return counted
-        for step, run, twin in _pairs(_other_in(since, ours, theirs, "lr"), ours, theirs):
+        for step, run, twin in pairs(other_in(since, ours, theirs, "lr"), ours, theirs):
             for group, (mine, twins) in enumerate(zip(run.lr, twin.lr, strict=False)):
                 if relative(mine, twins) > 1e-9:
                     if step == self._base + 1 and run.sched_step is not None and run.sched_step == twin.sched_step:
-                        return _Fact("learning rate", step, said("rate", ours=mine, theirs=twins, step=step))
+                        return Fact("learning rate", step, said("rate", ours=mine, theirs=twins, step=step))
                     words = story(self._history, ours, theirs, Differing(step, run.rank, group, mine, twins))
                     told = f"{words[0].lower()}{words[1:].rstrip('.')}"
                     clause = said("learning rate", ours=mine, theirs=twins, step=step, story=told)
-                    return _Fact("learning rate", step, clause)
+                    return Fact("learning rate", step, clause)
         return None
 
     def compared(self, differ: set[str]) -> tuple[list[str], list[str]]:
@@ -305,9 +310,9 @@ class _Resumed:
             if quantity in differ or begun.of(quantity) or is_idle or quantity in begun.absent:
                 continue
             if seen:
-                equal.append(name if seen == every else f"{name} of rank {_list(sorted(seen))}")
+                equal.append(name if seen == every else f"{name} of rank {listed(sorted(seen))}")
             if (missing := every - seen) and quantity not in (INPUTS, "frozen", TRAINED):
-                unseen.append(name if missing == every else f"{name} of rank {_list(sorted(missing))}")
+                unseen.append(name if missing == every else f"{name} of rank {listed(sorted(missing))}")
         return equal, unseen
 
     def unrecorded(self) -> str:
@@ -331,11 +336,11 @@ class _Resumed:
         if agreed:
             why = "the first loss agrees" if agreed == 1 else f"the first {agreed} losses agree"
             return said("not recorded", part="backward or the update, or shows late", why=why)
-        if self._weights is None and _like_the_start(self._ours, first):
+        if self._weights is None and is_like_the_start(self._ours, first):
             return said("start")
         mine, twins = self._ours[first.step], self._theirs[first.step]
         differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
-        only = f" of rank {_list(differ)} alone" if 0 < len(differ) < len(mine) else ""
+        only = f" of rank {listed(differ)} alone" if 0 < len(differ) < len(mine) else ""
         return said("not recorded", part="forward or in the loss", why=f"the first loss{only} differs")
 
     def _acts_later(self) -> bool:
@@ -368,135 +373,6 @@ def _part_of(history: History, execution: Execution) -> Segment | None:
     """The segment of the history to which a step belongs."""
     where = execution.attempt, execution.segment
     return next((part for part in history.segments if (part.number, part.after) == where), None)
-
-
-def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> str | None:
-    if first.what != "number of losses" or first.step != base + 1 or (first.ours or 0) >= (first.theirs or 0):
-        return None
-    mine, twins = ours[first.step], theirs[first.step]
-    if not ends_of(mine, twins):
-        return None
-    return said("accumulation", ours=first.ours, theirs=first.theirs)
-
-
-def is_scaled(ours: Steps, theirs: Steps, first: Difference) -> bool:
-    """Whether what differs first is not the loss, but the scale with which it is multiplied before the backward."""
-    return _loss_scale(ours, theirs, first) is not None
-
-
-def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
-    """A clause if all losses differ from the twin's by the same power of two: loss scaling changes only the exponent of
-    a number."""
-    mine, twins = ours[first.step], theirs[first.step]
-    if first.what != "loss" or mine.keys() != twins.keys():
-        return None
-    pairs = [pair for rank in mine for pair in zip(mine[rank].losses, twins[rank].losses, strict=False)]
-    factors = {mine / other if mine and other else 0.0 for mine, other in pairs}
-    factor = next(iter(factors), 0.0)
-    if len(factors) > 1 or not math.isfinite(factor) or factor <= 0 or math.frexp(factor)[0] != 0.5:
-        return None
-    return said("loss scale", step=first.step, factor=factor)
-
-
-def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
-    """The ranks that began with other weights than the weights after step `base`, each with a phrase about its weights.
-    None if that was not seen. The agent reads the weights in the first backward of a process, before any training."""
-    begun, fresh = ours.get(base + 1, {}), theirs.get(min(theirs, default=0), {})
-    before = ours if all(done.parameters for done in ours.get(base, {}).values()) and base in ours else theirs
-    due = {rank: done.parameters for rank, done in before.get(base, {}).items()}
-    if not base:
-        due = {rank: done.restored for rank, done in fresh.items()}
-    if not begun or begun.keys() != due.keys():
-        return None
-    if any(done.restored is None or due[rank] is None for rank, done in begun.items()):
-        return None
-    as_new = {rank for rank, done in begun.items() if rank in fresh and done.restored == fresh[rank].restored}
-    return {
-        rank: "were those of a fresh start" if rank in as_new else "were others"
-        for rank, done in begun.items()
-        if done.restored != due[rank]
-    }
-
-
-def _lost(base: int, weights: Mapping[int, str]) -> str:
-    kinds = [(words, [rank for rank in weights if weights[rank] == words]) for words in dict.fromkeys(weights.values())]
-    clauses = " and ".join(f"those of rank {_list(ranks)} {words}" for words, ranks in kinds)
-    return f"before step {base + 1} {clauses}"
-
-
-def _other_in(since: Sequence[int], ours: Steps, theirs: Steps, *columns: str) -> list[int]:
-    """The steps of `since` in which one of these columns may differ on some rank."""
-    both = Both.of(StepTable.of(ours).at(since), StepTable.of(theirs).at(since))
-    other = np.any([~both.equal(column) for column in columns], axis=0)
-    return sorted({*both.ours.numbers[both.ours.any(other)].tolist(), *both.apart.tolist()})
-
-
-def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
-    for step in _other_in(since, ours, theirs, "samples", "in_samples"):
-        if ours[step].keys() != theirs[step].keys():
-            mine, twins = _all_samples(ours[step]), _all_samples(theirs[step])
-            if mine is not None and twins is not None and mine != twins:
-                return _Fact("samples", step, said("data", who="all ranks together were", step=step))
-            continue
-        pairs = {rank: (one, theirs[step][rank]) for rank, one in sorted(ours[step].items())}
-        odd = [
-            rank for rank, (one, twin) in pairs.items()
-            if one.samples_seen and twin.samples_seen and one.samples != twin.samples
-        ]  # fmt: skip
-        if odd:
-            who = f"{numbered('rank', odd)} {'was' if len(odd) == 1 else 'were'}"
-            known = all(one.indices and one.indices == twin.indices for one, twin in map(pairs.__getitem__, odd))
-            name = "contents" if known and not renumbered(ours, theirs) else "data"
-            return _Fact("samples", step, said(name, who=who, step=step))
-    return None
-
-
-def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
-    if not all(execution.samples_seen for execution in by_rank.values()):
-        return None
-    return sorted(str(sample) for execution in by_rank.values() for sample in execution.samples)
-
-
-def _counter(
-    since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
-) -> _Fact | None:  # fmt: skip
-    """The first step after which the counter is not the twin's, unless it lacks just the steps that were skipped since
-    the resume, as a GradScaler skips them: then it has counted rightly."""
-    lacks: dict[int, tuple[int, int]] = {}  # by rank: the last step after which the counters differed, and by how much
-    for step, run, twin in _pairs(_other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
-        mine, twins = read(run), read(twin)
-        if mine is None or twins is None:
-            continue
-        before = lacks.get(run.rank, (0, 0))
-        fewer = (before[1] if before[0] == step - 1 else 0) + run.skipped - twin.skipped
-        lacks[run.rank] = step, fewer
-        if mine not in (twins, twins - fewer):
-            what = "learning rate" if claim == "schedule" else claim
-            if mine <= step - base:  # it counts the steps since the resume
-                return _Fact(what, step, said(claim, ours=mine, theirs=twins, step=step))
-            by = f"{abs(mine - twins):g} {'ahead' if mine > twins else 'behind'}"
-            apart = "schedule apart" if claim == "schedule" else "optimizer apart"
-            return _Fact(what, step, said(apart, by=by, ours=mine, theirs=twins, step=step))
-    return None
-
-
-def _pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[int, Execution, Execution]]:
-    for step in since:
-        for rank in sorted(ours[step].keys() & theirs[step].keys()):
-            yield step, ours[step][rank], theirs[step][rank]
-
-
-def _like_the_start(ours: Steps, first: Difference) -> bool:
-    """Whether the first loss that differs is nearer to the run's first loss of all than to the twin's loss in that
-    step."""
-    start = ours.get(min(ours), {}).get(first.rank or 0)
-    if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:
-        return False
-    return abs(first.ours - (start.losses[0] or 0.0)) < abs(first.ours - first.theirs)
-
-
-def _list(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 def _and(names: Sequence[str]) -> str:

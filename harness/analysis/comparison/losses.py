@@ -11,8 +11,9 @@ import numpy as np
 
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, before, differences, uneven, unreported, until
-from torchaos.harness.analysis.comparison.causes import is_scaled, likeliest_cause
+from torchaos.harness.analysis.comparison.causes import likeliest_cause
 from torchaos.harness.analysis.comparison.sample_counts import with_losses_by_samples
+from torchaos.harness.analysis.comparison.step_facts import is_scaled
 from torchaos.harness.analysis.ending import final_step, own_exit_code, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.tolerance import (

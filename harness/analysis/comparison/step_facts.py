@@ -1,0 +1,154 @@
+"""What differs first between the steps of a run and those of its twin, as facts for a cause (causes.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.comparison.agreement import Difference
+from torchaos.harness.analysis.comparison.sample_counts import ends_of, renumbered
+from torchaos.harness.analysis.tolerance import Steps
+from torchaos.harness.record.history import Execution, StepTable
+from torchaos.harness.record.plan import numbered
+from torchaos.harness.record.steps import Both
+
+
+class Fact(NamedTuple):
+    """A quantity that differs from what it should be."""
+
+    quantity: str  # empty: the clause itself proves the cause
+    step: int  # global; the first step in which it differs
+    clause: str
+
+
+def accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> str | None:
+    if first.what != "number of losses" or first.step != base + 1 or (first.ours or 0) >= (first.theirs or 0):
+        return None
+    mine, twins = ours[first.step], theirs[first.step]
+    if not ends_of(mine, twins):
+        return None
+    return said("accumulation", ours=first.ours, theirs=first.theirs)
+
+
+def is_scaled(ours: Steps, theirs: Steps, first: Difference) -> bool:
+    """Whether what differs first is not the loss, but the scale with which it is multiplied before the backward."""
+    return loss_scale(ours, theirs, first) is not None
+
+
+def loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
+    """A clause if all losses differ from the twin's by the same power of two: loss scaling changes only the exponent of
+    a number."""
+    mine, twins = ours[first.step], theirs[first.step]
+    if first.what != "loss" or mine.keys() != twins.keys():
+        return None
+    pairs = [pair for rank in mine for pair in zip(mine[rank].losses, twins[rank].losses, strict=False)]
+    factors = {mine / other if mine and other else 0.0 for mine, other in pairs}
+    factor = next(iter(factors), 0.0)
+    if len(factors) > 1 or not math.isfinite(factor) or factor <= 0 or math.frexp(factor)[0] != 0.5:
+        return None
+    return said("loss scale", step=first.step, factor=factor)
+
+
+def weights_with(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
+    """The ranks that began with other weights than the weights after step `base`, each with a phrase about its weights.
+    None if that was not seen. The agent reads the weights in the first backward of a process, before any training."""
+    begun, fresh = ours.get(base + 1, {}), theirs.get(min(theirs, default=0), {})
+    before = ours if all(done.parameters for done in ours.get(base, {}).values()) and base in ours else theirs
+    due = {rank: done.parameters for rank, done in before.get(base, {}).items()}
+    if not base:
+        due = {rank: done.restored for rank, done in fresh.items()}
+    if not begun or begun.keys() != due.keys():
+        return None
+    if any(done.restored is None or due[rank] is None for rank, done in begun.items()):
+        return None
+    as_new = {rank for rank, done in begun.items() if rank in fresh and done.restored == fresh[rank].restored}
+    return {
+        rank: "were those of a fresh start" if rank in as_new else "were others"
+        for rank, done in begun.items()
+        if done.restored != due[rank]
+    }
+
+
+def weights_in_words(base: int, weights: Mapping[int, str]) -> str:
+    kinds = [(words, [rank for rank in weights if weights[rank] == words]) for words in dict.fromkeys(weights.values())]
+    clauses = " and ".join(f"those of rank {listed(ranks)} {words}" for words, ranks in kinds)
+    return f"before step {base + 1} {clauses}"
+
+
+def other_in(since: Sequence[int], ours: Steps, theirs: Steps, *columns: str) -> list[int]:
+    """The steps of `since` in which one of these columns may differ on some rank."""
+    both = Both.of(StepTable.of(ours).at(since), StepTable.of(theirs).at(since))
+    other = np.any([~both.equal(column) for column in columns], axis=0)
+    return sorted({*both.ours.numbers[both.ours.any(other)].tolist(), *both.apart.tolist()})
+
+
+def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | None:
+    for step in other_in(since, ours, theirs, "samples", "in_samples"):
+        if ours[step].keys() != theirs[step].keys():
+            mine, twins = _all_samples(ours[step]), _all_samples(theirs[step])
+            if mine is not None and twins is not None and mine != twins:
+                return Fact("samples", step, said("data", who="all ranks together were", step=step))
+            continue
+        pairs = {rank: (one, theirs[step][rank]) for rank, one in sorted(ours[step].items())}
+        odd = [
+            rank for rank, (one, twin) in pairs.items()
+            if one.samples_seen and twin.samples_seen and one.samples != twin.samples
+        ]  # fmt: skip
+        if odd:
+            who = f"{numbered('rank', odd)} {'was' if len(odd) == 1 else 'were'}"
+            known = all(one.indices and one.indices == twin.indices for one, twin in map(pairs.__getitem__, odd))
+            name = "contents" if known and not renumbered(ours, theirs) else "data"
+            return Fact("samples", step, said(name, who=who, step=step))
+    return None
+
+
+def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
+    if not all(execution.samples_seen for execution in by_rank.values()):
+        return None
+    return sorted(str(sample) for execution in by_rank.values() for sample in execution.samples)
+
+
+def counter_fact(
+    since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
+) -> Fact | None:  # fmt: skip
+    """The first step after which the counter is not the twin's, unless it lacks just the steps that were skipped since
+    the resume, as a GradScaler skips them: then it has counted rightly."""
+    lacks: dict[int, tuple[int, int]] = {}  # by rank: the last step after which the counters differed, and by how much
+    for step, run, twin in pairs(other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
+        mine, twins = read(run), read(twin)
+        if mine is None or twins is None:
+            continue
+        before = lacks.get(run.rank, (0, 0))
+        fewer = (before[1] if before[0] == step - 1 else 0) + run.skipped - twin.skipped
+        lacks[run.rank] = step, fewer
+        if mine not in (twins, twins - fewer):
+            what = "learning rate" if claim == "schedule" else claim
+            if mine <= step - base:  # it counts the steps since the resume
+                return Fact(what, step, said(claim, ours=mine, theirs=twins, step=step))
+            by = f"{abs(mine - twins):g} {'ahead' if mine > twins else 'behind'}"
+            apart = "schedule apart" if claim == "schedule" else "optimizer apart"
+            return Fact(what, step, said(apart, by=by, ours=mine, theirs=twins, step=step))
+    return None
+
+
+def pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[int, Execution, Execution]]:
+    for step in since:
+        for rank in sorted(ours[step].keys() & theirs[step].keys()):
+            yield step, ours[step][rank], theirs[step][rank]
+
+
+def is_like_the_start(ours: Steps, first: Difference) -> bool:
+    """Whether the first loss that differs is nearer to the run's first loss of all than to the twin's loss in that
+    step."""
+    start = ours.get(min(ours), {}).get(first.rank or 0)
+    if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:
+        return False
+    return abs(first.ours - (start.losses[0] or 0.0)) < abs(first.ours - first.theirs)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -45,12 +45,12 @@ _FSOPEN, _CLOSE_ON_EXEC = 430, 1  # the number of fsopen(2), which is the same o
 
 @dataclass(frozen=True)
 class OwnDisk:
-    """The disk of one run, with `size` bytes. `way_back`: the handle of the mount. It must be written to the undo log
+    """The disk of one run, with `size` bytes. `undo_handle`: undoes the mount. It must be written to the undo log
     before `mount` is called."""
 
     folder: Path
     size: int
-    way_back: Mount
+    undo_handle: Mount
 
     @classmethod
     def of(cls, folder: Path, size: int, run_id: str) -> OwnDisk:
@@ -61,15 +61,15 @@ class OwnDisk:
     def mount(self) -> None:
         """Mount the tmpfs. Raises ChaosError."""
         libc, options = ctypes.CDLL(None, use_errno=True), f"size={self.size},mode=755".encode()
-        target = os.fsencode(self.folder)
-        if libc.mount(os.fsencode(self.way_back.tag), target, b"tmpfs", ctypes.c_ulong(_NO_SUID_NO_DEV), options) != 0:
+        target, handle = os.fsencode(self.folder), self.undo_handle
+        if libc.mount(os.fsencode(handle.tag), target, b"tmpfs", ctypes.c_ulong(_NO_SUID_NO_DEV), options) != 0:
             why = os.strerror(ctypes.get_errno())
             raise ChaosError(f"{self.folder}: no tmpfs can be mounted there: {why}; leave job.checkpoints.size out")
 
     def give_back(self, unmount: Callable[[], None], keep: bool) -> str | None:
         """Unmounts the disk. With `keep`, its files are copied out first, and the copy replaces the folder. Returns a
         sentence if files were lost, else None."""
-        if self.way_back.is_undone():
+        if self.undo_handle.is_undone():
             return f"{self.folder} was unmounted before its files were copied out; they are gone"
         kept, lost = self.folder.with_name(f".{self.folder.name}.kept"), None
         try:

@@ -164,7 +164,7 @@ class Session:
         from torchaos.harness.rollback.handles import JobProcesses
         from torchaos.harness.running.launchers.job import job_env
         from torchaos.harness.running.launchers.local import Local, Netns, keepers
-        from torchaos.harness.running.launchers.local_job import Job
+        from torchaos.harness.running.launchers.local_job import LocalJob
 
         for name in ("events", "agent", "agent/stamps"):
             (self.folder / name).mkdir()
@@ -181,7 +181,7 @@ class Session:
         argv = (sys.executable, "-m", "torch.distributed.run", *command, *options)
         self.launcher = Netns() if self.nodes > 1 else Local()
         self.nets = JobProcesses(keepers(mark))
-        self.job = Job(
+        self.job = LocalJob(
             lambda number: JobSpec(argv, self.folder, env, self.log, number, self.nodes), self.launcher, self.journal,
             record_undo=lambda handles, number: None,
         )  # fmt: skip

@@ -34,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[OwnDisk]:
     made = OwnDisk.of(tmp_path / "checkpoints", SIZE, f"test-{os.getpid()}-{tmp_path.name}")
     made.mount()
     yield made
-    made.way_back.undo()
+    made.undo_handle.undo()
     assert not [one for one in mounts() if one.target == str(made.folder)]
 
 
@@ -48,8 +48,8 @@ def test_it_is_of_that_size_and_its_files_stay(disk: OwnDisk) -> None:
     (disk.folder / "latest").symlink_to("step-1")
     with pytest.raises(OSError, match="No space left"):
         (disk.folder / "much").write_bytes(bytes(SIZE))
-    assert disk.give_back(disk.way_back.undo, keep=True) is None
-    assert disk.way_back.is_undone()
+    assert disk.give_back(disk.undo_handle.undo, keep=True) is None
+    assert disk.undo_handle.is_undone()
     assert (disk.folder / "latest" / "weights").read_bytes() == b"w" * PAGE
     assert (disk.folder / "step-1" / "weights").stat().st_mtime_ns == 10**18
     assert [path.name for path in disk.folder.parent.iterdir()] == ["checkpoints"]
@@ -61,12 +61,12 @@ def test_what_is_lost_is_said(disk: OwnDisk) -> None:
     (disk.folder / "weights").write_bytes(b"w")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(disk.folder / "socket"))
-    assert "some files in" in str(disk.give_back(disk.way_back.undo, keep=True))
+    assert "some files in" in str(disk.give_back(disk.undo_handle.undo, keep=True))
     assert (disk.folder / "weights").read_bytes() == b"w"
     disk.mount()
     (disk.folder / "weights").write_bytes(b"newer")
-    assert "there was no time to copy" in str(disk.give_back(disk.way_back.undo, keep=False))
-    assert "they are gone" in str(disk.give_back(disk.way_back.undo, keep=True))
+    assert "there was no time to copy" in str(disk.give_back(disk.undo_handle.undo, keep=False))
+    assert "they are gone" in str(disk.give_back(disk.undo_handle.undo, keep=True))
     assert (disk.folder / "weights").read_bytes() == b"w"
 
 
@@ -118,12 +118,12 @@ def test_the_reaper_unmounts_when_the_harness_is_gone(tmp_path: Path) -> None:
     run.mkdir()
     disk = OwnDisk.of(run / "job" / "checkpoints", SIZE, f"test-{os.getpid()}-{tmp_path.name}")
     with ReaperClient.start(run, "full") as reaper:
-        reaper.record_undo("checkpoints", [disk.way_back], owner="checkpoints")
+        reaper.record_undo("checkpoints", [disk.undo_handle], owner="checkpoints")
         disk.mount()
         one = Operation("storage.fill", disk.folder)
         reaper.record_undo("fill", one.injector.changes(one.site), owner="fill")
         one.injector.apply(one.site)
-    assert disk.way_back.is_undone()
+    assert disk.undo_handle.is_undone()
     assert not list(disk.folder.iterdir())
 
 

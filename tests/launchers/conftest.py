@@ -19,7 +19,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.job import RunningJob, job_env
 from torchaos.harness.running.launchers.local import Local
-from torchaos.harness.running.launchers.local_job import Job
+from torchaos.harness.running.launchers.local_job import LocalJob
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Bench:
         self.folder, self.run_id = folder, f"test-{uuid.uuid4().hex}"
         (folder / "events").mkdir()
         self.journal = Journal(folder / "events")
-        self.jobs: list[Job] = []
+        self.jobs: list[LocalJob] = []
 
     wait_until = staticmethod(waiting.wait_until)
 
@@ -42,17 +42,17 @@ class Bench:
         launcher = (sys.executable, "-m", "torch.distributed.run")
         return (*launcher, "--nproc-per-node", "2", "--max-restarts", str(max_restarts), *arguments)
 
-    def job(self, *argv: str, env: dict[str, str] | None = None, **options: Any) -> Job:
+    def job(self, *argv: str, env: dict[str, str] | None = None, **options: Any) -> LocalJob:
         def spec_for(submission: int) -> JobSpec:
             extra = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
             whole = job_env(os.environ, run_id=self.run_id, agent_plan=None, extra=extra)
             return JobSpec(argv, self.folder, whole, self.folder / f"job-{submission}.log", submission)
 
-        job = Job(spec_for, Local(), self.journal, **options)
+        job = LocalJob(spec_for, Local(), self.journal, **options)
         self.jobs.append(job)
         return job
 
-    def linger(self, *options: str, max_restarts: int = 0, **more: Any) -> Job:
+    def linger(self, *options: str, max_restarts: int = 0, **more: Any) -> LocalJob:
         """A started job of two ranks that wait for `go`."""
         command = self.torchrun(str(self.trainers / "linger.py"), str(self.folder), *options, max_restarts=max_restarts)
         job = self.job(*command, **more)

@@ -15,9 +15,10 @@ import pytest
 
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.monitoring.probes.log_adapters import AutoAdapter
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.running.launchers.local_job import Attached
+from torchaos.harness.running.launchers.local_job import AttachedJob
 
 pytestmark = pytest.mark.job
 
@@ -43,7 +44,7 @@ def running(bench: Bench, stranger: Start, request: pytest.FixtureRequest) -> It
 
 def test_its_ranks_are_found_and_it_goes_on(bench: Bench, running: subprocess.Popen[bytes]) -> None:
     """Both ranks and the agent are found by the tree alone, and after `stop` all of them are still there."""
-    job = Attached(running.pid, bench.journal)
+    job = AttachedJob(running.pid, bench.journal)
     job.start()
     ranks = bench.ranks(job)
     assert {rank: one.pid for rank, one in ranks.items()} == {rank: int(bench.up(rank).read_text()) for rank in (0, 1)}
@@ -56,7 +57,7 @@ def test_its_ranks_are_found_and_it_goes_on(bench: Bench, running: subprocess.Po
 
 def test_a_killed_rank_and_the_end_are_seen(bench: Bench, running: subprocess.Popen[bytes]) -> None:
     """The exit of a rank comes with its code, and the job is done when torchrun is gone; its log is followed."""
-    job = Attached(running.pid, bench.journal, log=bench.folder / "their.log")
+    job = AttachedJob(running.pid, bench.journal, log=bench.folder / "their.log")
     job.start()
     ranks = bench.ranks(job)
     os.kill(ranks[1].pid, signal.SIGKILL)
@@ -72,7 +73,7 @@ def test_steps_after_a_restart_belong_to_the_new_attempt(bench: Bench, running: 
     """torchrun says nothing of a restart at its default log level; what the ranks print is still told apart."""
     log = bench.folder / "steps.log"
     log.write_text("step 1 loss 4\n")
-    job = Attached(running.pid, bench.journal, log=log, log_adapter=AutoAdapter())
+    job = AttachedJob(running.pid, bench.journal, log=log, new_log=lambda: JobLog(bench.journal, AutoAdapter()))
     job.start()
     for attempt, step in enumerate((2, 3)):
         ranks = bench.ranks(job, attempt)
@@ -95,7 +96,7 @@ def test_what_is_no_torchrun_is_refused(bench: Bench, stranger: Start, running: 
         (rank, f"is a rank; give the pid of its torchrun, which is {running.pid}"),
     ):
         with pytest.raises(UsageError, match=f"^pid {pid}.*{message}"):
-            Attached(pid, bench.journal)
+            AttachedJob(pid, bench.journal)
 
 
 def test_a_shell_around_torchrun_points_to_it(bench: Bench, stranger: Start, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_a_shell_around_torchrun_points_to_it(bench: Bench, stranger: Start, tmp
     for rank in (0, 1):
         bench.wait_until(bench.up(rank).exists)
     with pytest.raises(UsageError, match=r"the torchrun below it is (\d+)") as refused:
-        Attached(shell.pid, bench.journal)
+        AttachedJob(shell.pid, bench.journal)
     below = int(str(refused.value).rpartition(" ")[2])
     assert [child.pid for child in psutil.Process(shell.pid).children()] == [below]
     bench.go()

@@ -31,7 +31,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.docker import Container, Docker, make_host_image
 from torchaos.harness.running.launchers.job import job_env
-from torchaos.harness.running.launchers.local_job import Job
+from torchaos.harness.running.launchers.local_job import LocalJob
 
 TRAINER = Path(__file__).parent / "trainers" / "linger.py"
 _SHELL = "echo I am $TORCHAOS_NODE of $PET_NNODES, $(hostname), $PET_LOCAL_ADDR; {then}"
@@ -55,7 +55,9 @@ class Nodes:
         )
         self.spec = JobSpec(command, folder, env, folder / "logs" / "job-0.log", 0, 2, own)
         self.launcher = Docker(Container(**container))
-        self.job = Job(lambda _: self.spec, self.launcher, self.journal, record_undo=lambda resources, submission: None)
+        self.job = LocalJob(
+            lambda _: self.spec, self.launcher, self.journal, record_undo=lambda resources, submission: None
+        )
 
     def wait(self, look: Callable[[], Any], fits: Callable[[Any], Any] = bool, timeout_s: float = 300.0) -> Any:
         return wait_until(look, fits, timeout_s, lambda: f"{look()!r}; the logs say: {self.logs()[-3000:]}")

@@ -29,33 +29,33 @@ def planned(name: str, trigger: Moment | After) -> PlannedFault:
 SEEN, STEP = planned("seen-from-outside", After(1.0)), planned("at-a-step", Moment(0, 50, None))
 
 
-def faults_of(lines: list[Any]) -> RemoteFaults:
-    return RemoteFaults({fault.id: fault for fault in (SEEN, STEP)}, lambda: lines, dict)
+def faults_of(channels: list[Any]) -> RemoteFaults:
+    return RemoteFaults({fault.id: fault for fault in (SEEN, STEP)}, lambda: channels, dict)
 
 
 def test_the_next_submission_gets_no_second_order() -> None:
     """A fault that its agents were told to apply at once is not applied again by the agents of the next submission;
     a fault that waits for a step is, because that step may not have come."""
-    lines: list[Any] = [Noted(0)]
-    faults = faults_of(lines)
+    channels: list[Any] = [Noted(0)]
+    faults = faults_of(channels)
     for fault in (SEEN, STEP):
         faults.begin(fault)
     again: Any = Noted(0)  # the same agent, over a new pipe
-    faults.tell_all(again)
-    assert lines[0].begun == again.begun == [SEEN.id, STEP.id]
+    faults.send_state(again)
+    assert channels[0].begun == again.begun == [SEEN.id, STEP.id]
     faults.submitted_again()
-    lines[:] = [Noted(0)]
-    faults.tell_all(lines[0])
-    assert lines[0].begun == [STEP.id]
+    channels[:] = [Noted(0)]
+    faults.send_state(channels[0])
+    assert channels[0].begun == [STEP.id]
 
 
 def test_an_order_between_two_submissions() -> None:
     """A fault that is due while no agent is connected is applied by the agents of the next submission."""
-    lines: list[Any] = [Noted(0)]
-    faults = faults_of(lines)
-    lines[0].left.set()
+    channels: list[Any] = [Noted(0)]
+    faults = faults_of(channels)
+    channels[0].left.set()
     faults.begin(SEEN)
     faults.submitted_again()
-    lines[:] = [Noted(0)]
-    faults.tell_all(lines[0])
-    assert lines[0].begun == [SEEN.id]
+    channels[:] = [Noted(0)]
+    faults.send_state(channels[0])
+    assert channels[0].begun == [SEEN.id]

@@ -152,13 +152,13 @@ def test_lost_nodes_are_cleaned_up_before_the_next_submission(bench: Bench, far:
 
 def ends_when_connected(bench: Bench, job: RemoteJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the command that started the job count as ended only when the agent has said something."""
-    awaited = job._await_last_words
+    awaited = job._await_last_messages
 
     def once_connected() -> None:
-        bench.wait_until(lambda: job._lines[0].connected or job._lines[0].left.is_set())
+        bench.wait_until(lambda: job._channels[0].connected or job._channels[0].left.is_set())
         awaited()
 
-    monkeypatch.setattr(job, "_await_last_words", once_connected)
+    monkeypatch.setattr(job, "_await_last_messages", once_connected)
 
 
 def test_the_last_words_of_a_node_that_is_gone(

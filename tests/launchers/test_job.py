@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 
 from torchaos.harness.interfaces import ChaosError, UsageError
+from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.monitoring.probes.log_adapters import adapter_for
 from torchaos.harness.protocol.wire import Kind
 
@@ -174,7 +176,8 @@ def test_a_command_that_can_not_be_started(bench: Bench) -> None:
 
 def test_steps_are_read_from_the_output(bench: Bench) -> None:
     """Lines of steps come as events with the attempt that they belong to."""
-    job = bench.job(sys.executable, "-c", "print('step 7 loss 2.5')", log_adapter=adapter_for(None))
+    new_log = partial(JobLog, bench.journal, adapter_for(None))
+    job = bench.job(sys.executable, "-c", "print('step 7 loss 2.5')", new_log=new_log)
     job.start()
     assert job.wait(300) == 0
     line = bench.event(Kind.LOG_STEP)

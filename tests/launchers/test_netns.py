@@ -21,7 +21,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.running.launchers.local import Netns, keepers
-from torchaos.harness.running.launchers.local_job import Job
+from torchaos.harness.running.launchers.local_job import LocalJob
 
 pytestmark = [pytest.mark.job, pytest.mark.needs("links")]
 TRAINER = Path(__file__).parent / "trainers" / "linger.py"
@@ -43,7 +43,7 @@ class Nodes:
         extra["PET_RDZV_CONF"] = "keep_alive_interval=1,keep_alive_max_attempt=3"  # a dead node is missed sooner
         env = job_env(os.environ, run_id=self.run_id, agent_plan=plan, extra=extra)
         spec = JobSpec(command or argv, folder, env, folder / "logs" / "job-0.log", 0, 2)
-        self.job = Job(lambda _: spec, Netns(), self.journal, record_undo=lambda resources, submission: None)
+        self.job = LocalJob(lambda _: spec, Netns(), self.journal, record_undo=lambda resources, submission: None)
 
     def wait(self, look: Any, fits: Any = bool, timeout_s: float = 90.0) -> Any:
         return wait_until(look, fits, timeout_s, lambda: f"{look()!r}; the logs say: {self.logs()[-3000:]}")

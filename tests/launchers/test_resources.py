@@ -17,9 +17,9 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
-from torchaos.harness.running.launchers.job import for_node
+from torchaos.harness.running.launchers.job import spec_of_node
 from torchaos.harness.running.launchers.local import LocalNode
-from torchaos.harness.running.launchers.local_job import Job
+from torchaos.harness.running.launchers.local_job import LocalJob
 
 
 class MakesAFile(Launcher):
@@ -62,7 +62,7 @@ def test_guarded_before_it_is_made(run_dir: Path) -> None:
         def record_undo(resources: Sequence[Handle], submission: int) -> None:
             reaper.record_undo(f"launcher#{submission}", resources, owner="launcher")
 
-        job = Job(lambda _: _spec(run_dir), launcher, journal, record_undo=record_undo)
+        job = LocalJob(lambda _: _spec(run_dir), launcher, journal, record_undo=record_undo)
         job.start()
         assert job.wait(300) == 0
         job.stop()
@@ -81,7 +81,7 @@ def test_nothing_is_made_that_is_not_guarded(run_dir: Path, guarded: bool) -> No
         raise UndoError("the disk is full")
 
     launcher, journal = MakesAFile(run_dir), Journal(run_dir / "events")
-    job = Job(lambda _: _spec(run_dir), launcher, journal, record_undo=refuse if guarded else None)
+    job = LocalJob(lambda _: _spec(run_dir), launcher, journal, record_undo=refuse if guarded else None)
     with pytest.raises(ChaosError, match="disk is full" if guarded else "undo is not on disk"):
         job.start()
     job.stop()
@@ -94,7 +94,7 @@ def test_each_node_has_its_own_orders_for_nvml(tmp_path: Path) -> None:
     from 0 on each."""
     env = {ENV_RUN_ID: "orders", ENV_CONTROL: str(tmp_path)}
     spec = JobSpec(("true",), tmp_path, {**env, ENV_NODE: "1"}, tmp_path / "log", 0)
-    assert for_node(LocalNode(1), spec, 0).env[ENV_CONTROL] == str(tmp_path / "node1")
-    made = for_node(LocalNode(0, {ENV_NODE: "0"}), replace(spec, env=env), 0)
+    assert spec_of_node(LocalNode(1), spec, 0).env[ENV_CONTROL] == str(tmp_path / "node1")
+    made = spec_of_node(LocalNode(0, {ENV_NODE: "0"}), replace(spec, env=env), 0)
     assert made.env[ENV_CONTROL] == str(tmp_path / "node0")
-    assert for_node(LocalNode(), replace(spec, env=env), 0).env[ENV_CONTROL] == str(tmp_path)
+    assert spec_of_node(LocalNode(), replace(spec, env=env), 0).env[ENV_CONTROL] == str(tmp_path)

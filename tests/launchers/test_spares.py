@@ -16,7 +16,7 @@ from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher
 from torchaos.harness.protocol.wire import ENV_NODE, Kind
 from torchaos.harness.running.launchers.job import job_env
 from torchaos.harness.running.launchers.local import LocalNode
-from torchaos.harness.running.launchers.local_job import Job
+from torchaos.harness.running.launchers.local_job import LocalJob
 from torchaos.harness.running.planner.fault_plans import FaultAt, target_of
 from torchaos.harness.running.planner.job_plan import planned_job
 from torchaos.harness.scenario.grammar import Fault, Limits, When
@@ -53,13 +53,13 @@ class Three(Launcher):
 
 
 @pytest.fixture
-def job(bench: Bench) -> Job:
+def job(bench: Bench) -> LocalJob:
     def spec_for(submission: int) -> JobSpec:
         env = job_env(os.environ, run_id=bench.run_id, agent_plan=None)
         argv = (sys.executable, "-S", "-c", NODE, str(bench.folder))
         return JobSpec(argv, bench.folder, env, bench.folder / f"job-{submission}.log", submission, 3, busy_nodes=2)
 
-    made = Job(spec_for, Three(), bench.journal)
+    made = LocalJob(spec_for, Three(), bench.journal)
     bench.jobs.append(made)
     made.start()
     return made
@@ -74,7 +74,7 @@ def let(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def test_a_standby_starts_when_the_ranks_are_up(bench: Bench, job: Job) -> None:
+def test_a_standby_starts_when_the_ranks_are_up(bench: Bench, job: LocalJob) -> None:
     """One rank is not enough; it is a node of the job from the start, but has nothing that could be hit or started
     again."""
     let(bench.folder, "start-0")
@@ -92,7 +92,7 @@ def test_a_standby_starts_when_the_ranks_are_up(bench: Bench, job: Job) -> None:
     assert job.wait(300) == 0
 
 
-def test_a_standby_takes_the_place_of_a_node_that_ends_before(bench: Bench, job: Job) -> None:
+def test_a_standby_takes_the_place_of_a_node_that_ends_before(bench: Bench, job: LocalJob) -> None:
     """Nobody waits for ranks that will not come up without it."""
     let(bench.folder, "die-0", "start-0")
     bench.event(Kind.NODE_EXITED, node=0, exit_code=3)

@@ -19,7 +19,7 @@ from torchaos.harness.protocol.wire import start_ticks
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.local import LocalNode
-from torchaos.harness.running.launchers.local_job import Proxied
+from torchaos.harness.running.launchers.local_job import ProxiedLauncher
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario.loader import load
 
@@ -89,7 +89,7 @@ class _Nodes(Launcher):
 
 def _fronted(proxied: set[str], env: dict[str, str]) -> list[Any]:
     upstreams = {"rendezvous": "node000:29400", "s3": "127.0.0.1:9000"}
-    launcher = Proxied(_Nodes(), upstreams, proxied, Path("/nowhere"))
+    launcher = ProxiedLauncher(_Nodes(), upstreams, proxied, Path("/nowhere"))
     for number, name in enumerate(sorted(proxied)):
         launcher.endpoints[name] = Endpoint(name, upstreams[name], f"10.0.0.1:{7000 + number}", Api(1, 0, 0))
     spec = JobSpec(("true",), Path("/"), {"TORCHAOS_RUN_ID": "r", **env}, Path("/run/logs/job-0.log"), 0, 2)

@@ -36,7 +36,7 @@ from torchaos.harness.rollback.handles import Process, from_json, to_json
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import Context, FaultLife, FaultPages, victims_of
+from torchaos.harness.running.engine.fault_life import FaultContext, FaultLife, FaultPages, victims_of
 from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.fault_checks import NotPermitted
 from torchaos.harness.running.planner import make_plan
@@ -120,7 +120,7 @@ def be_held(page: ControlPage, times: int) -> None:
 
 def lives(fault: PlannedFault, folder: RunDir, journal: Journal, pid: int) -> tuple[FaultLife, FaultPages]:
     fault_pages = FaultPages.make(fault, folder)
-    on = Context(journal, OneRank(pid), InProcessReaper(), 60.0)  # type: ignore[arg-type]
+    on = FaultContext(journal, OneRank(pid), InProcessReaper(), 60.0)  # type: ignore[arg-type]
     on.steady.set()
     return FaultLife(fault, fault_pages, on), fault_pages
 
@@ -161,7 +161,7 @@ def test_a_target_that_was_replaced_is_guarded_anew(folder: RunDir, journal: Jou
             job = Two(sleeper)
             job.other = process_of(before.pid, 1)
             fault_pages = FaultPages.make(fault, folder)
-            on = Context(journal, job, InProcessReaper(), 60.0)  # type: ignore[arg-type]
+            on = FaultContext(journal, job, InProcessReaper(), 60.0)  # type: ignore[arg-type]
             on.steady.set()
             life = FaultLife(fault, fault_pages, on)
             life.start()

@@ -19,7 +19,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.running.conditions.outside import CommandFails, CommandSucceeds, DiskFree
 from torchaos.harness.running.engine import watches
-from torchaos.harness.running.engine.watches import SelfCheck, Watches, check_disk
+from torchaos.harness.running.engine.watches import ConditionWatches, SelfCheck, check_disk
 from torchaos.harness.scenario.values import parse_size
 
 PLAN = Plan("watch", "", 0, PlannedJob(("torchrun",), "/", {}, 1, 1, 60.0), (), ())
@@ -75,7 +75,7 @@ def test_a_stop_condition_ends_it_with_its_reason(journal: Journal, at: Watched)
     run ends is ended."""
     fails = Named("command_fails", {"run": ["false"], "every": 0.05})
     hangs = Named("command_succeeds", {"run": ["sleep", "600"], "timeout": 600.0})
-    watches = Watches(replace(PLAN, stop=(fails,), steady_state=(hangs,)), at, journal.emit)
+    watches = ConditionWatches(replace(PLAN, stop=(fails,), steady_state=(hangs,)), at, journal.emit)
     watches.start()
     reason, about_job = wait_until(lambda: watches.broken(journal.snapshot(), 0.0))
     assert (reason, about_job) == ("the stop condition command_fails holds: false ended with 1", False)

@@ -119,7 +119,7 @@ NEAR_S, FAR_S = 0.0005, 0.02  # seconds between looks at a control page: close t
 
 
 @dataclass(frozen=True)
-class Context:
+class FaultContext:
     journal: Journal
     job: JobView
     reaper: ReaperClient
@@ -150,7 +150,7 @@ class FaultLife:
     """Carries one fault through its life, in a thread of its own. If the run ends before its Moment, nothing is
     applied."""
 
-    def __init__(self, fault: PlannedFault, fault_pages: FaultPages, on: Context) -> None:
+    def __init__(self, fault: PlannedFault, fault_pages: FaultPages, on: FaultContext) -> None:
         self.fault, self._fault_pages, self._on = fault, fault_pages, on
         self._injector = registry.injector_of(fault)
         on_standby = self._injector.hits == "ranks_or_node" and not fault.target.ranks  # it starts after the ranks
@@ -363,7 +363,7 @@ class LocalFaults(FaultHost):
     """The faults that this process applies, on its own machine. `folder`: where their control pages are made.
     Thread-safe."""
 
-    def __init__(self, faults: Sequence[PlannedFault], folder: RunDir, on: Context) -> None:
+    def __init__(self, faults: Sequence[PlannedFault], folder: RunDir, on: FaultContext) -> None:
         self._on = on
         self._fault_pages = {fault.id: FaultPages.make(fault, folder) for fault in faults}
         self._lives: dict[str, FaultLife] = {}

@@ -41,8 +41,8 @@ from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.recovery import PROBES
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import JOIN_S, Context, LocalFaults
-from torchaos.harness.running.engine.watches import Beginning, SelfCheck, Watches
+from torchaos.harness.running.engine.fault_life import JOIN_S, FaultContext, LocalFaults
+from torchaos.harness.running.engine.watches import ConditionWatches, FaultStart, SelfCheck
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.factory import job_for, kind_of_job
 from torchaos.harness.running.launchers.fault_hosts import FaultHost
@@ -141,7 +141,7 @@ class Run:
         with ExitStack() as stack:
             self._prepare(stack)
             # All of these stages run, in reverse order, even if an earlier stage raised an error.
-            for stage in (self._give_disk_back, self._take_inventory, self._stop_job, self._undo_faults, self._collect):
+            for stage in (self._unmount_disk, self._take_inventory, self._stop_job, self._undo_faults, self._collect):
                 stack.callback(stage)
             self._launch()
             self._watch()
@@ -166,7 +166,7 @@ class Run:
         self._job = job_for(plan, self.folder, self.run_id, self.journal, self._record_undo_of_resources)
         self._leftovers = Leftovers(plan, self._job.members)
         self._self_check = SelfCheck(self.folder.root)
-        self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
+        self._watches = ConditionWatches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
         stack.callback(self._watches.stop)
         self._gpus = GpuWatch(self._job.ranks if kind.is_here else dict, self.journal.emit)
         stack.callback(self._gpus.stop)
@@ -175,7 +175,9 @@ class Run:
         permits = Permits(
             plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
         )
-        self._context = Context(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
+        self._context = FaultContext(
+            self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits
+        )
         elsewhere = self._job.hosts(permits)
         ours = [fault for fault in plan.faults if not any(host.takes(fault) for host in elsewhere)]
         local = LocalFaults(ours, self.folder, self._context)
@@ -204,13 +206,13 @@ class Run:
         self._gpus.start()
         self._hangs.start()
         for host, fault in self._hosts:
-            Beginning(fault, host, self._context).start()
+            FaultStart(fault, host, self._context).start()
 
     def _make_disk(self) -> None:
         root, size = self._checkpoints(), self.plan.job.checkpoints_size
         if root and size:
             disk = OwnDisk.of(root, size, self.run_id)
-            self._reaper.record_undo("checkpoints", [disk.way_back], owner="checkpoints", limit_s=self._limit_s)
+            self._reaper.record_undo("checkpoints", [disk.undo_handle], owner="checkpoints", limit_s=self._limit_s)
             disk.mount()
             self._disk = disk
 
@@ -308,7 +310,7 @@ class Run:
             self._save("inventory", {**found, "checkpoints": json.loads(named)})
         self._stage("end")
 
-    def _give_disk_back(self) -> None:
+    def _unmount_disk(self) -> None:
         """Unmounts the run's own disk, if there is one. This happens after the inventory, because the files are lost
         with the disk."""
         if self._disk is None:
@@ -323,7 +325,7 @@ class Run:
         late = self._end_faults(LATE_S)
         self._undo("all", self._reaper.close)
         for name in late:
-            self._tell([UndoResult(name, {}, False, "it was still being applied when the run was over")])
+            self._record_results([UndoResult(name, {}, False, "it was still being applied when the run was over")])
 
     def _end_faults(self, wait_s: float, hurried: Callable[[], bool] = lambda: False) -> list[str]:
         """Lets no further fault begin. Returns the faults that are still being applied."""
@@ -333,11 +335,11 @@ class Run:
 
     def _undo(self, owner: str, undo: Callable[[], Sequence[UndoResult]]) -> None:
         try:
-            self._tell(undo())
+            self._record_results(undo())
         except UndoError as error:  # recorded as a failed undo: then the exit code is 4, and the next stages still run
-            self._tell([UndoResult(owner, {}, False, str(error))])
+            self._record_results([UndoResult(owner, {}, False, str(error))])
 
-    def _tell(self, results: Sequence[UndoResult]) -> None:
+    def _record_results(self, results: Sequence[UndoResult]) -> None:
         for result in results:
             self.journal.emit(Kind.HEALED, asdict(result))
         bad = {_owner(result): result.reason for result in results if not result.verified}

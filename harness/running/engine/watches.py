@@ -1,6 +1,6 @@
-"""Evaluates the conditions of a run and runs their probes, each in a thread of its own. `Beginning` waits until a fault
-may begin, and tells its host, wherever that is. `SelfCheck` watches the harness itself: its memory, its run directory,
-and the free space on the disk of that directory."""
+"""Evaluates the conditions of a run and runs their probes, each in a thread of its own. `FaultStart` waits until a
+fault may begin, and tells its host, wherever that is. `SelfCheck` watches the harness itself: its memory, its run
+directory, and the free space on the disk of that directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.events.merged import last_reason
 from torchaos.harness.record.plan import After, Named, Plan, PlannedFault
 from torchaos.harness.running.conditions.progress import after_is_due
-from torchaos.harness.running.engine.fault_life import Context, report_missed
+from torchaos.harness.running.engine.fault_life import FaultContext, report_missed
 from torchaos.harness.running.launchers.fault_hosts import FaultHost
 from torchaos.harness.scenario.values import size_in_words
 
@@ -95,11 +95,11 @@ class Throttle:
         self._next_s = time.monotonic() + SHARE * (time.thread_time() - self._spent_s)
 
 
-class Beginning:
+class FaultStart:
     """Waits, in a thread of its own, until the steady state is reached and the trigger of a fault is due, if it is seen
     from outside. Then the host begins the fault. If the run ends before that, nothing begins."""
 
-    def __init__(self, fault: PlannedFault, host: FaultHost, on: Context) -> None:
+    def __init__(self, fault: PlannedFault, host: FaultHost, on: FaultContext) -> None:
         self._fault, self._host, self._on = fault, host, on
         self._throttle = Throttle()
         self._thread = threading.Thread(target=self._run, name=f"begin {fault.id}", daemon=True)
@@ -127,7 +127,7 @@ class Beginning:
 _LEAVE_S = 5.0
 
 
-class Watches:
+class ConditionWatches:
     def __init__(self, plan: Plan, at: Watched, emit: Emit) -> None:
         self._steady, self._stop, self._at = _conditions(plan.steady_state), _conditions(plan.stop), at
         self._until = _conditions(plan.until)

@@ -17,7 +17,7 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.job import RunningJob, job_env
-from torchaos.harness.running.launchers.local_job import Attached, Job, Proxied
+from torchaos.harness.running.launchers.local_job import AttachedJob, LocalJob, ProxiedLauncher
 from torchaos.harness.running.launchers.remote_job import RemoteJob
 from torchaos.harness.scenario.plugin_parameters import made
 
@@ -26,8 +26,8 @@ def kind_of_job(launcher: str, attach: int | None) -> type[RunningJob]:
     """The class of a job. `attach`: the pid of a running torchrun. Only this function asks the launcher whether its
     nodes are other machines; all others ask the class."""
     if attach is not None:
-        return Attached
-    return RemoteJob if registry.find("launchers", launcher).on_nodes else Job
+        return AttachedJob
+    return RemoteJob if registry.find("launchers", launcher).on_nodes else LocalJob
 
 
 def job_for(
@@ -36,14 +36,14 @@ def job_for(
 ) -> RunningJob:  # fmt: skip
     """The job of the plan. It is not started yet. `record_undo`: writes to disk the undo of what a launcher is about to
     make. Raises UsageError if the log format or the launcher is unknown, or if there is no torchrun to attach to."""
-    job, adapter = plan.job, adapter_for(plan.job.log)
+    job = plan.job
     kind = kind_of_job(plan.launcher, job.attach_pid)
     watchdogs = [assertion.params["pattern"] for assertion in plan.asserts if assertion.params.get("pattern")]
+    new_log = partial(JobLog, journal, adapter_for(plan.job.log), watchdogs)
     if job.attach_pid is not None:
-        return Attached(
-            job.attach_pid, journal, log=_log_file(job, folder), log_adapter=adapter, watchdogs=watchdogs,
-            metrics=_metrics(job, folder),
-        )  # fmt: skip
+        return AttachedJob(
+            job.attach_pid, journal, log=_log_file(job, folder), new_log=new_log, metrics=_metrics(job, folder)
+        )
 
     launcher: Launcher = made(registry.find("launchers", plan.launcher), job.settings)
     if job.endpoints:
@@ -51,20 +51,19 @@ def job_for(
             fault.params["endpoint"] for fault in plan.faults
             if registry.find("injectors", fault.inject).hits == "endpoints"
         }  # fmt: skip
-        launcher = Proxied(launcher, job.endpoints, proxied, folder.root / "proxy")
+        launcher = ProxiedLauncher(launcher, job.endpoints, proxied, folder.root / "proxy")
 
     spec_for = partial(_spec, plan, folder, run_id)
     if kind is RemoteJob:
         return RemoteJob(
             spec_for, cast(RemoteLauncher, launcher), journal, folder.root, faults=plan.faults,
             resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s, record_undo=record_undo,
-            log_of=partial(JobLog, journal, adapter, watchdogs) if job.attached else None,
+            new_log=new_log if job.attached else None,
         )  # fmt: skip
 
-    return Job(
-        spec_for, launcher, journal, resubmit_times=job.resubmit_times,
-        resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, watchdogs=watchdogs, metrics=_metrics(job, folder),
-        record_undo=record_undo,
+    return LocalJob(
+        spec_for, launcher, journal, resubmit_times=job.resubmit_times, resubmit_delay_s=job.resubmit_delay_s,
+        record_undo=record_undo, new_log=new_log, metrics=_metrics(job, folder),
     )  # fmt: skip
 
 

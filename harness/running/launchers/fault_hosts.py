@@ -65,16 +65,16 @@ class RemoteControlPage(ControlPage):
 
 @dataclass
 class RemoteFaults(FaultHost):
-    """The faults that the agents of other nodes apply. `planned`: the faults of the plan by id. `lines` and `ranks`:
+    """The faults that the agents of other nodes apply. `planned`: the faults of the plan by id. `channels` and `ranks`:
     functions that return the present connections and ranks. `ours`: the faults that the controller itself applies,
     because they need a tool that the launcher uses, such as kubectl. Thread-safe."""
 
     planned: Mapping[str, PlannedFault]
-    lines: Callable[[], Sequence[NodeChannel]]
+    channels: Callable[[], Sequence[NodeChannel]]
     ranks: Callable[[], Mapping[int, RankProcess]]
     ours: frozenset[str] = frozenset()
     permits: Permits | None = None
-    mending: threading.RLock = field(
+    recovering: threading.RLock = field(
         default_factory=threading.RLock
     )  # held while the changes on a lost node are undone
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -93,14 +93,14 @@ class RemoteFaults(FaultHost):
         if the target has no process now."""
         if self.permits:
             self.permits.check(fault.target.ranks, fault.target.nodes)
-        shared = self._share(fault)
-        lines = [line for line in self.lines() if line.node in shared]
+        ranks_by_node = self._ranks_by_node(fault)
+        channels = [channel for channel in self.channels() if channel.node in ranks_by_node]
         with self._lock:
-            self._begun[fault.id] = shared
-            if isinstance(fault.trigger, After) and not all(line.left.is_set() for line in lines):
+            self._begun[fault.id] = ranks_by_node
+            if isinstance(fault.trigger, After) and not all(channel.left.is_set() for channel in channels):
                 self._ordered.add(fault.id)
-        for line in lines:
-            line.tell("start", fault=fault.id, ranks=list(shared[line.node]))
+        for channel in channels:
+            channel.tell("start", fault=fault.id, ranks=list(ranks_by_node[channel.node]))
 
     def submitted_again(self) -> None:
         """Must be called before another submission. Its agents are not told again to apply faults that the earlier
@@ -111,33 +111,33 @@ class RemoteFaults(FaultHost):
 
     def begun_on(self, node: int) -> list[str]:
         with self._lock:
-            return [fault for fault, shared in self._begun.items() if node in shared]
+            return [fault for fault, ranks_by_node in self._begun.items() if node in ranks_by_node]
 
-    def tell_all(self, line: NodeChannel) -> None:
+    def send_state(self, channel: NodeChannel) -> None:
         """Sends an agent all words of control pages, and all faults that have begun. It is called whenever an agent has
         connected."""
         with self._lock:
             words, begun = list(self._words.items()), dict(self._begun)
         for (fault, rank, word), value in words:
-            line.tell("page", fault=fault, rank=rank, word=word, value=value)
-        for fault, shared in begun.items():
-            if line.node in shared:
-                line.tell("start", fault=fault, ranks=list(shared[line.node]))
+            channel.tell("page", fault=fault, rank=rank, word=word, value=value)
+        for fault, ranks_by_node in begun.items():
+            if channel.node in ranks_by_node:
+                channel.tell("start", fault=fault, ranks=list(ranks_by_node[channel.node]))
 
     def write(self, fault: str, rank: int, word: int, value: int) -> None:
         """Sends a word of the control page of a fault and a rank to every node."""
         with self._lock:
             self._words.pop((fault, rank, word), None)
             self._words[fault, rank, word] = value  # in the order of writing
-        for line in self.lines():
-            line.tell("page", fault=fault, rank=rank, word=word, value=value)
+        for channel in self.channels():
+            channel.tell("page", fault=fault, rank=rank, word=word, value=value)
 
     def end(self, wait_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[str]:
         stuck: set[str] = set()
-        for line in self.lines():
+        for channel in self.channels():
             try:
-                if not line.left.is_set():
-                    stuck.update(line.ask("end"))
+                if not channel.left.is_set():
+                    stuck.update(channel.ask("end"))
             except NoAnswer:
                 continue
         return sorted(stuck)
@@ -146,12 +146,12 @@ class RemoteFaults(FaultHost):
         """Undoes a fault on all nodes that have it. Each node records the result. Returns one reason for each node that
         does not answer, so that the undo there is not verified."""
         wrong = []
-        with self.mending:
-            for line in [line for line in self.lines() if not line.left.is_set()]:
+        with self.recovering:
+            for channel in [channel for channel in self.channels() if not channel.left.is_set()]:
                 try:
-                    line.ask("heal", fault=fault)
+                    channel.ask("heal", fault=fault)
                 except NoAnswer as error:
-                    if not line.left.is_set():
+                    if not channel.left.is_set():
                         wrong.append(str(error))
         return wrong
 
@@ -172,9 +172,9 @@ class RemoteFaults(FaultHost):
         fired = self._words.get((fault.id, rank, ControlPage.FIRED), 0)
         self.write(fault.id, rank, ControlPage.FIRED, fired + 1)
 
-    def _share(self, fault: PlannedFault) -> Mapping[int, Sequence[int]]:
+    def _ranks_by_node(self, fault: PlannedFault) -> Mapping[int, Sequence[int]]:
         """The nodes that take part in a fault, each with the ranks of the target that it may hit there."""
-        everywhere = {line.node: fault.target.ranks for line in self.lines()}
+        everywhere = {channel.node: fault.target.ranks for channel in self.channels()}
         if fault.where == "rank":
             return everywhere
         if fault.target.nodes:
@@ -183,9 +183,9 @@ class RemoteFaults(FaultHost):
             return everywhere  # the pacer is on one of these nodes
         if not fault.target.ranks:
             return {0: ()}
-        ranks, shared = self.ranks(), dict[int, list[int]]()
+        ranks, ranks_by_node = self.ranks(), dict[int, list[int]]()
         for rank in fault.target.ranks:
             if rank not in ranks:
                 raise ChaosError(f"rank {rank} has no process now")
-            shared.setdefault(ranks[rank].node, []).append(rank)
-        return shared
+            ranks_by_node.setdefault(ranks[rank].node, []).append(rank)
+        return ranks_by_node

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -209,15 +209,20 @@ def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
     return env.get(ENV_NODE), env.get(ENV_REPLICA)
 
 
+def first_failure(codes: Iterable[int | None]) -> int | None:
+    """The first exit code other than 0; 0 if there is none."""
+    return next((code for code in codes if code != 0), 0)
+
+
 def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:
     """Starts the command on a node. `base`: the number of attempts before this start. `on_line`: receives the lines of
     the output; by default, `log` receives them. Raises UsageError if the command can't be started."""
     log.begin(base)
-    spec = for_node(node, spec, base)
+    spec = spec_of_node(node, spec, base)
     return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, on_line or log.line))
 
 
-def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
+def spec_of_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
     """The spec for one node. Each node except the first has a log of its own. Each node has its own folder for the
     orders to the NVML overlay (the library that changes what NVML reports), because GPUs are numbered from 0 on each
     node."""
@@ -328,7 +333,7 @@ class SubmittedJob(RunningJob):
         run_id = spec_for(0).env[ENV_RUN_ID]
         super().__init__(RankWatch(journal, run_id), run_id)
         self._nodes: list[Node] = []  # of the present submission
-        self._submission, self._base = 0, 0
+        self._submission, self._base, self._pid = 0, 0, 0
         self._ending, self._lock = threading.Event(), threading.Lock()
 
     def start(self) -> None:
@@ -345,16 +350,16 @@ class SubmittedJob(RunningJob):
             self._ending.set()
         started = self._thread.ident is not None
         if started and not self._done.is_set():
-            self._ask_to_end(grace_s, hurried)
-        left = self._end_processes()
+            self._terminate(grace_s, hurried)
+        left = self._kill()
         if started and not left:
             self._thread.join()
-        self._let_go()
+        self._stop_probes()
         self._done.set()
         return left
 
     @abstractmethod
-    def _ask_to_end(self, grace_s: float, hurried: Callable[[], bool]) -> None:
+    def _terminate(self, grace_s: float, hurried: Callable[[], bool]) -> None:
         """Asks the commands of the nodes to end, and gives them `grace_s` seconds for it."""
 
     def _await_done(self, wait_s: float, hurried: Callable[[], bool]) -> None:
@@ -363,17 +368,19 @@ class SubmittedJob(RunningJob):
             pass
 
     @abstractmethod
-    def _end_processes(self) -> list[int]:
+    def _kill(self) -> list[int]:
         """Ends every process of the job that is known here. Returns the pids that could not be ended."""
 
-    def _let_go(self) -> None:
+    def _stop_probes(self) -> None:
         """Called last by `stop`: no probe of the job is needed any more."""
 
     def _live(self) -> None:
         while True:
-            self._exit_code = self._await_exit()
+            self._exit_code, at_s = self._await_exit()
+            data = {"submission": self._submission, "pid": self._pid, "exit_code": self._exit_code}
+            self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
             again = self._exit_code != 0 and self._submission < self._times and not self._ending.is_set()
-            self._put_away(again)
+            self._after_submission(again)
             if not again or self._ending.wait(self._delay_s) or not self._submit_again():
                 break
         self._done.set()
@@ -410,9 +417,23 @@ class SubmittedJob(RunningJob):
     def _start_nodes(self, spec: JobSpec) -> None:
         """Starts the command on the nodes of this submission. Raises UsageError if the command can't be started."""
 
-    @abstractmethod
-    def _await_exit(self) -> int | None:
-        """Waits for the end of this submission, and returns its exit code. None if the code is not known."""
+    def _emit_started(self, pid: int, node: int, **data: object) -> None:
+        """Records that this submission has started. `pid`: the first command, on the node `node`."""
+        self._pid = pid
+        data = {"submission": self._submission, "pid": pid, "node": node, **data}
+        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
 
-    def _put_away(self, again: bool) -> None:
+    @abstractmethod
+    def _await_exit(self) -> tuple[int | None, float]:
+        """Waits for the end of this submission. Returns its exit code, None if it is not known, and the time of the end
+        (CLOCK_MONOTONIC)."""
+
+    def _nodes_at_end(self) -> set[int]:
+        """The nodes that had ranks in the last attempt of this submission. A node that left while the other nodes
+        continued is not among them. Empty if no rank was up in this submission."""
+        ups = [event for event in beside_steps(self._journal.snapshot()) if event.kind is Kind.RANK_UP]
+        last = max((event.attempt or 0 for event in ups), default=0)
+        return {event.data["node"] for event in ups if event.attempt == last and last >= self._base}
+
+    def _after_submission(self, again: bool) -> None:
         """Cleans up after a submission. `again`: another submission may follow."""

@@ -1,6 +1,6 @@
-"""Jobs on this machine. `Job` is submitted by the harness; if the plan needs it, `Proxied` puts proxies in front of its
-endpoints. `Attached` was running before torchaos, has no agent, and goes on after the run; the user gives the pid of
-its torchrun."""
+"""Jobs on this machine. `LocalJob` is submitted by the harness; if the plan needs it, `ProxiedLauncher` puts proxies in
+front of its endpoints. `AttachedJob` was running before torchaos, has no agent, and goes on after the run; the user
+gives the pid of its torchrun."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node, UsageError
 from torchaos.harness.monitoring.probes.census import check_agent
 from torchaos.harness.monitoring.probes.job_log import JobLog, MetricsFile
-from torchaos.harness.monitoring.probes.log_adapters import Adapter
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch, Sampling, exit_code
 from torchaos.harness.protocol.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers.job import Lines, NodeRun, RunningJob, StartedNode, SubmittedJob, start
+from torchaos.harness.running.launchers.job import (
+    Lines,
+    NodeRun,
+    RunningJob,
+    StartedNode,
+    SubmittedJob,
+    first_failure,
+    start,
+)
 from torchaos.harness.scenario.values import ENDPOINT
 
 RENDEZVOUS = "rendezvous"
@@ -58,7 +64,7 @@ class ProxiedNode:
         return self.inner.host_pid(pid)
 
 
-class Proxied(Launcher):
+class ProxiedLauncher(Launcher):
     """A launcher that puts proxies in front of endpoints. `upstreams`: the job's endpoints by name. `proxied`: the
     endpoints that get a proxy because a fault hits them. The job uses all other endpoints directly."""
 
@@ -101,20 +107,20 @@ _DRAIN_S = 1.0  # seconds to wait for the last lines of the output, which come a
 _LOOK_S = 0.05  # seconds between checks whether a node's command was started again
 
 
-class Job(SubmittedJob):
+class LocalJob(SubmittedJob):
     """A job whose processes are on this machine. The methods may be called from any thread."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
-        resubmit_times: int = 0, resubmit_delay_s: float = 0.0, log_adapter: Adapter | None = None,
-        watchdogs: Sequence[str] = (), metrics: Path | None = None,
+        resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
         record_undo: Callable[[Sequence[Handle], int], None] | None = None,
+        new_log: Callable[[], JobLog] | None = None, metrics: Path | None = None,
     ) -> None:  # fmt: skip
+        self._new_log = new_log or partial(JobLog, journal, None)
         super().__init__(
             spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s,
             record_undo=record_undo,
         )  # fmt: skip
-        self._new_log = partial(JobLog, journal, log_adapter, watchdogs)
         self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node
         self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
         self._runs: dict[int, NodeRun] = {}  # the nodes of this submission that were started, by index
@@ -138,9 +144,9 @@ class Job(SubmittedJob):
         return [StartedNode(node, self._mark, self.members, again, keep, local) for node in nodes]
 
     def endpoints(self) -> Mapping[str, Endpoint]:
-        return self._launcher.endpoints if isinstance(self._launcher, Proxied) else {}
+        return self._launcher.endpoints if isinstance(self._launcher, ProxiedLauncher) else {}
 
-    def _ask_to_end(self, grace_s: float, hurried: Callable[[], bool]) -> None:
+    def _terminate(self, grace_s: float, hurried: Callable[[], bool]) -> None:
         """Sends SIGTERM to the commands that were started, which pass it on to their ranks. Also sends SIGCONT to all
         processes, because a stopped process can't act on SIGTERM."""
         if grace_s <= 0:
@@ -152,14 +158,14 @@ class Job(SubmittedJob):
                     processes.send({pid: ticks}, number)
         self._await_done(grace_s, hurried)
 
-    def _end_processes(self) -> list[int]:
+    def _kill(self) -> list[int]:
         left = processes.end(self.members)
         if left:
             text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
             self._journal.emit(Kind.NOTE, {"text": text})
         return left
 
-    def _let_go(self) -> None:
+    def _stop_probes(self) -> None:
         self._drain()
         self._sampling.stop()
         self._watch.stop()
@@ -169,8 +175,7 @@ class Job(SubmittedJob):
         for node in self._nodes[: spec.busy_nodes or None]:
             self._start(node, spec, self._base)
         first = next(iter(self._runs.values()))
-        data = {"submission": self._submission, "pid": first.command.pid, "node": first.node.index}
-        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
+        self._emit_started(first.command.pid, first.node.index)
 
     def _start_spares(self) -> None:
         """Starts the standby nodes when all ranks are up, or when a node has ended before that. If a standby node
@@ -221,23 +226,20 @@ class Job(SubmittedJob):
         if index in self._runs:
             self._runs[index].expected = True
 
-    def _await_exit(self) -> int:
-        """Waits for the end of the submission, and returns its exit code: the first exit code other than 0, of the
-        nodes that were in the job at its end. A node that left while the other nodes continued does not count. With
-        replicas, every replica counts."""
+    def _await_exit(self) -> tuple[int | None, float]:
+        """The exit code is the first other than 0, of the nodes that were in the job at its end. With replicas, every
+        replica counts."""
         while not all(run.over for run in list(self._runs.values())):
             if self._ending.is_set():
                 for run in self._runs.values():
                     run.expected = False
             self._take_exits([run for run in list(self._runs.values()) if run.code is None])
             self._start_spares()
-        last = self._nodes_of_last_attempt() if self._spec_for(self._submission).replicas == 1 else set()
-        codes = [run.code or 0 for index, run in self._runs.items() if not last or index in last]
-        code = next((code for code in codes if code != 0), 0)
-        pid = next(iter(self._runs.values())).command.pid
-        data = {"submission": self._submission, "pid": pid, "exit_code": code}
-        self._journal.emit(Kind.JOB_EXITED, data, mono_s=self._exited_s)
-        return code
+        self._pid = next(iter(self._runs.values())).command.pid  # another one, if the command was started again
+        last = self._nodes_at_end() if self._spec_for(self._submission).replicas == 1 else set()
+        return first_failure(
+            run.code or 0 for index, run in self._runs.items() if not last or index in last
+        ), self._exited_s
 
     def _take_exits(self, running: Sequence[NodeRun]) -> None:
         poll = select.poll()
@@ -251,11 +253,6 @@ class Job(SubmittedJob):
                 data = {"submission": self._submission, "node": run.node.index, "pid": run.command.pid}
                 self._journal.emit(Kind.NODE_EXITED, {**data, "exit_code": run.code}, mono_s=self._exited_s)
 
-    def _nodes_of_last_attempt(self) -> set[int]:
-        ups = [event for event in beside_steps(self._journal.snapshot()) if event.kind is Kind.RANK_UP]
-        last = max((event.attempt or 0 for event in ups), default=0)
-        return {event.data["node"] for event in ups if event.attempt == last and last >= self._base}
-
     def _note_attempt(self, event: Event) -> None:
         if event.kind is Kind.ELASTIC_RENDEZVOUS and "round" in event.data and event.data["node"] in self._logs:
             self._logs[event.data["node"]].in_round(event.data["round"])
@@ -266,7 +263,7 @@ class Job(SubmittedJob):
         for run in list(self._runs.values()):
             run.command.drain(_DRAIN_S)
 
-    def _put_away(self, again: bool) -> None:
+    def _after_submission(self, again: bool) -> None:
         """Reads the last output. If another submission may follow, first ends the processes that are left, as a
         scheduler does."""
         leftover = self.members() if again else {}
@@ -280,18 +277,18 @@ class Job(SubmittedJob):
 _TAIL_S = 0.02
 
 
-class Attached(RunningJob):
+class AttachedJob(RunningJob):
     """A job to which torchaos attaches. `log`: the file with the job's output, if there is such a file. It is read from
     its present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
 
     def __init__(
-        self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
-        watchdogs: Sequence[str] = (), metrics: Path | None = None,
+        self, pid: int, journal: Journal, *, log: Path | None = None,
+        new_log: Callable[[], JobLog] | None = None, metrics: Path | None = None,
     ) -> None:  # fmt: skip
         super().__init__(RankWatch(journal, mark=None), "")
         self.pid, self._ticks = pid, check_agent(pid)
         self._pidfd = os.pidfd_open(pid)
-        self._journal, self._log = journal, JobLog(journal, log_adapter, watchdogs)
+        self._journal, self._log = journal, new_log() if new_log else JobLog(journal, None)
         self._tail = _Tail(log, Lines(self._log.line)) if log else None
         self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._log.emit)
         self._left = threading.Event()

@@ -25,7 +25,7 @@ from torchaos.harness.record.events.node_clocks import NodePid
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.fault_checks import Permits, is_controllers
 from torchaos.harness.running.launchers.fault_hosts import FaultHost, RemoteFaults
-from torchaos.harness.running.launchers.job import Command, StartedNode, SubmittedJob
+from torchaos.harness.running.launchers.job import Command, StartedNode, SubmittedJob, first_failure
 from torchaos.harness.running.launchers.node_channel import Handler, NodeChannel, base_file, mark_of
 
 TORCHAOS = (sys.executable, "-m", "torchaos.harness")
@@ -36,8 +36,8 @@ _LOOK_S = 0.05
 
 
 class RemoteJob(SubmittedJob):
-    """A job whose nodes are other machines. `faults`: the faults of the plan. `log_of`: makes the reader of a node's
-    output; given if torchaos attaches to a job that runs already. The methods may be called from any thread."""
+    """A job whose nodes are other machines. `faults`: the faults of the plan. `new_log` is given if torchaos attaches
+    to a job that runs already; the agents read all other output. The methods may be called from any thread."""
 
     is_here: ClassVar[bool] = False
     journals: ClassVar[str] = "harness*.jsonl"  # the agents send their events, which a shared disk may show late
@@ -47,23 +47,23 @@ class RemoteJob(SubmittedJob):
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: RemoteLauncher, journal: Journal, run_dir: Path, *,
         faults: Sequence[PlannedFault] = (), resubmit_times: int = 0, resubmit_delay_s: float = 0.0,
-        record_undo: Callable[[Sequence[Handle], int], None] | None = None, log_of: Callable[[], JobLog] | None = None,
+        record_undo: Callable[[Sequence[Handle], int], None] | None = None, new_log: Callable[[], JobLog] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             spec_for, launcher, journal, resubmit_times=resubmit_times, resubmit_delay_s=resubmit_delay_s,
             record_undo=record_undo,
         )  # fmt: skip
         self._run_dir = run_dir
-        self._log_of = log_of
+        self._new_log = new_log
         self._logs: list[JobLog] = []  # of the nodes, if torchaos attached
         ours = (one.id for one in faults if is_controllers(registry.find("injectors", one.inject), launcher.name))
         planned = {fault.id: fault for fault in faults}
-        self.faults = RemoteFaults(planned, lambda: self._lines, self.ranks, frozenset(ours))
+        self.faults = RemoteFaults(planned, lambda: self._channels, self.ranks, frozenset(ours))
         self._ranks: dict[int, RankProcess] = {}
-        self._lines: list[NodeChannel] = []
+        self._channels: list[NodeChannel] = []
         self._commands: list[Command] = []
         self._trouble = ""
-        self._taken: set[int] = set()  # nodes of this submission that were hit by a fault which this process applies
+        self._hit_from_here: set[int] = set()  # nodes of this submission on which this process has applied a fault
         self._ranks_lock = threading.Lock()
         journal.listen(self._note)
 
@@ -86,24 +86,24 @@ class RemoteJob(SubmittedJob):
     def agents(self, nodes: Sequence[int] = ()) -> list[Any]:
         raise ChaosError("the processes of other machines are known to their agents alone")
 
-    def _ask_to_end(self, grace_s: float, hurried: Callable[[], bool]) -> None:
+    def _terminate(self, grace_s: float, hurried: Callable[[], bool]) -> None:
         for number in () if self._attached else (signal.SIGTERM, signal.SIGKILL):
-            for line in self._lines:
-                line.tell("signal", number=int(number))
+            for channel in self._channels:
+                channel.tell("signal", number=int(number))
             self._await_done(grace_s, hurried)
 
-    def _end_processes(self) -> list[int]:
-        for line in self._lines:
-            line.close()
-        with self.faults.mending:
+    def _kill(self) -> list[int]:
+        for channel in self._channels:
+            channel.close()
+        with self.faults.recovering:
             return processes.end(self.members)
 
     @property
     def _attached(self) -> bool:
-        return self._log_of is not None
+        return self._new_log is not None
 
-    def _line(self, node: int) -> NodeChannel:
-        return next(line for line in self._lines if line.node == node)
+    def _channel(self, node: int) -> NodeChannel:
+        return next(channel for channel in self._channels if channel.node == node)
 
     def _start_nodes(self, spec: JobSpec) -> None:
         # Without this file, the nodes would compute the number from the events that they see, which may differ.
@@ -117,89 +117,79 @@ class RemoteJob(SubmittedJob):
             Command(argv, cwd, spec.env, spec.log.with_name(f"launch-{self._submission}.{number}.log"), reader)
             for number, (argv, reader) in enumerate(zip(commands, readers, strict=True))
         ]
-        on = Handler(self._up, self._journal.take, self._lost, self._lapsed)
+        on = Handler(self._connected, self._journal.take, self._lost, self._lapsed)
         keep = None if self._launcher.shares_folder else self._run_dir
-        self._taken.clear()
+        self._hit_from_here.clear()
         self.faults.submitted_again()
-        self._lines = [
+        self._channels = [
             NodeChannel(node.index, node.argv([*TORCHAOS, "node", "--join", self._agent_mark(node.index)]), on, keep)
             for node in self._nodes
         ]
-        data = {"submission": self._submission, "pid": self._commands[0].pid, "node": 0}
         attached = {"attached": True} if self._attached else {}
-        self._journal.emit(Kind.JOB_STARTED, {**data, **attached}, attempt=self._base)
-        for line in self._lines:
-            line.start()
+        self._emit_started(self._commands[0].pid, 0, **attached)
+        for channel in self._channels:
+            channel.start()
 
     def _log_for(self, node: Node) -> JobLog:
-        assert self._log_of is not None
-        log = self._log_of()
+        assert self._new_log is not None
+        log = self._new_log()
         log.host_pid = partial(NodePid.of, node.index)
         return log
 
     def _agent_mark(self, node: int) -> str:
         return mark_of(self._mark, node, self._submission)
 
-    def _await_exit(self) -> int | None:
+    def _await_exit(self) -> tuple[int | None, float]:
         codes = self._codes_of_attached() if self._attached else [command.wait() for command in self._commands]
         at_s = time.monotonic()
-        self._await_last_words()
-        code = self._code(codes)
-        data = {"submission": self._submission, "pid": self._commands[0].pid, "exit_code": code}
-        self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
-        return code
+        self._await_last_messages()
+        return self._code(codes), at_s
 
     def _codes_of_attached(self) -> list[int | None]:
         """Waits until the agent of each node has sent its last message, or the container of the node has ended. The
         exit code is not known here, because a container may go on after the job."""
-        pairs = list(zip(self._lines, self._commands, strict=True))
-        while not all(line.left.is_set() or command.over for line, command in pairs):
+        pairs = list(zip(self._channels, self._commands, strict=True))
+        while not all(channel.left.is_set() or command.over for channel, command in pairs):
             time.sleep(_LOOK_S)
         return [None]
 
-    def _await_last_words(self) -> None:
+    def _await_last_messages(self) -> None:
         """Waits for the last messages of the agents. If an agent still answers, its part of the job goes on, even if
         the command that started it is dead. Each lost agent is dealt with here, before another submission starts agents
         on the same nodes."""
         end = time.monotonic() + _BYE_S
-        for line in self._lines:
+        for channel in self._channels:
             look_s = time.monotonic() + _GONE_S
-            while not line.left.wait(_LOOK_S) and time.monotonic() < end:
-                if line.alive:
+            while not channel.left.wait(_LOOK_S) and time.monotonic() < end:
+                if channel.alive:
                     end = time.monotonic() + _BYE_S
-                if time.monotonic() > look_s and not line.connected:
-                    if self._launcher.gone(self._reach(line.node)):
+                if time.monotonic() > look_s and not channel.connected:
+                    if self._launcher.gone(self._node_of(channel.node)):
                         break  # no message can come any more
                     look_s = time.monotonic() + _GONE_S
-        for line in [line for line in self._lines if not line.left.is_set()]:
-            line.left.set()
-            self._lost(line.node, "its agent ended without a word")
-        for line in self._lines:
-            line.close()
-            line.await_end(_RECOVER_S)
+        for channel in [channel for channel in self._channels if not channel.left.is_set()]:
+            channel.left.set()
+            self._lost(channel.node, "its agent ended without a word")
+        for channel in self._channels:
+            channel.close()
+            channel.await_end(_RECOVER_S)
 
-    def _reach(self, node: int) -> Node:
+    def _node_of(self, node: int) -> Node:
         return next(each for each in self._nodes if each.index == node)
 
     def _code(self, codes: Sequence[int | None]) -> int | None:
-        """The exit code of the submission: the first exit code other than 0, of the nodes that were in the job at its
-        end. A node that left while the other nodes continued does not count. `codes`: the exit codes of the launcher's
-        commands, which are used if the agents reported none."""
-        events = beside_steps(self._journal.snapshot())
-        ups = [event for event in events if event.kind is Kind.RANK_UP]
-        last = max((event.attempt or 0 for event in ups), default=0)
-        nodes = {event.data["node"] for event in ups if event.attempt == last}
-        if self._attached:  # each node counts its own attempts, and a rank may have ended before it was seen
-            nodes = {node.index for node in self._nodes}
+        """The first exit code other than 0, of the nodes that were in the job at its end. `codes`: those of the
+        launcher's commands, which are used if an agent reported none."""
+        # In a job to which torchaos attached, each node counts its own attempts, and a rank may have ended unseen.
+        nodes = set() if self._attached else self._nodes_at_end()
+        nodes = nodes or {node.index for node in self._nodes}
         exits = {
-            event.data["node"]: event.data["exit_code"] for event in events
+            event.data["node"]: event.data["exit_code"] for event in beside_steps(self._journal.snapshot())
             if event.kind is Kind.NODE_EXITED and event.data["submission"] == self._submission
         }  # fmt: skip
-        if not nodes or nodes - exits.keys():
-            return next((code for code in codes if code != 0), 0)
-        return next((exits[node] for node in sorted(nodes) if exits[node] != 0), 0)
+        return first_failure(codes if nodes - exits.keys() else (exits[node] for node in sorted(nodes)))
 
-    def _up(self, node: int, hello: Mapping[str, Any]) -> None:
+    def _connected(self, node: int, hello: Mapping[str, Any]) -> None:
         """Called when an agent has connected, for the first time or again. Checks the node, and sends the agent the
         state of all faults."""
         if hello["lapsed"]:
@@ -208,10 +198,10 @@ class RemoteJob(SubmittedJob):
             self._give_up(f"on node {node} nothing can be injected: {hello['trouble']}")
         if hello["missing"] and self.faults.planned:
             self._give_up(f"node {node} lacks {', '.join(hello['missing'])}; see torchaos doctor there")
-        self.faults.tell_all(self._line(node))
+        self.faults.send_state(self._channel(node))
 
     def _lapsed(self, node: int, why: str) -> None:
-        if node not in self._taken:
+        if node not in self._hit_from_here:
             self._give_up(f"the agent of node {node} undid everything by itself: {why}")
 
     def _lost(self, node: int, why: str) -> None:
@@ -219,17 +209,17 @@ class RemoteJob(SubmittedJob):
         process on the node does."""
         if self._ending.is_set():
             return
-        ended = self._launcher.exit_code(self._reach(node)) if self._attached else None
+        ended = self._launcher.exit_code(self._node_of(node)) if self._attached else None
         if ended is not None:  # the agent ended with the container of the job
             data = {"submission": self._submission, "node": node, "pid": 0, "exit_code": ended}
             self._journal.emit(Kind.NODE_EXITED, data)
-        with self.faults.mending:
-            if node not in self._taken and ended is None:
+        with self.faults.recovering:
+            if node not in self._hit_from_here and ended is None:
                 self._give_up(f"node {node} was lost: {why}")
-            self._mend(node)
+            self._recover_node(node)
 
-    def _mend(self, node: int) -> None:
-        reach = self._reach(node)
+    def _recover_node(self, node: int) -> None:
+        reach = self._node_of(node)
         argv = reach.argv([*TORCHAOS, "node", "--recover", self._agent_mark(node)])
         try:
             done = subprocess.run(
@@ -266,7 +256,7 @@ class RemoteJob(SubmittedJob):
                 if (known := self._ranks.get(event.rank)) and known.pid == event.data["pid"]:
                     del self._ranks[event.rank]
         elif event.kind is Kind.APPLYING and event.data["fault"] in self.faults.ours:
-            self._taken.add(event.data["node"])
+            self._hit_from_here.add(event.data["node"])
         else:
             self.faults.note(event)
 

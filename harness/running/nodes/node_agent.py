@@ -30,7 +30,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import Context, LocalFaults
+from torchaos.harness.running.engine.fault_life import FaultContext, LocalFaults
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.job import JobView, StartedNode
 from torchaos.harness.running.launchers.local import LocalNode
@@ -107,7 +107,7 @@ class NodeFaults(LocalFaults):
             raise
         folders = [place.root, shared.root, *([checkpoints] if checkpoints else [])]
         permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part), has_network=bool(part.links))
-        on = Context(journal, part, self._reaper, limit_s, place.undo, checkpoints, permits)
+        on = FaultContext(journal, part, self._reaper, limit_s, place.undo, checkpoints, permits)
         super().__init__(plan.faults, place, on)
 
     def write_plan(self, shared: AgentPlan) -> Path:

@@ -31,8 +31,9 @@ def main() -> None:
         cli.main(prog_name="torchaos", standalone_mode=False)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        hint = f"; see `{context.command_path} --help`" if context else ""
-        _fail(_in_words(error.format_message()).rstrip(".") + hint, ExitCode.USAGE)
+        text = _in_words(error.format_message()).rstrip(".")
+        hint = f"{'' if text.endswith('?') else ';'} see `{context.command_path} --help`" if context else ""
+        _fail(text + hint, ExitCode.USAGE)
     except click.Abort:
         sys.exit(ExitCode.INCONCLUSIVE)
     except ChaosError as error:
@@ -43,7 +44,10 @@ def main() -> None:
 
 
 def _in_words(text: str) -> str:
-    """click's messages about numbers, without its notation for ranges."""
+    """click's messages in the words of the others: a guess after a semicolon, numbers without notation for ranges."""
+    if found := re.search(r"\.? \(?Did you mean (?:one of: )?([^?]+)\?\)?$", text):
+        text = f"{text[: found.start()]}; did you mean {found[1].replace(', ', ' or ')}?"
+    text = re.sub(r"^No such option[: ]*", "there is no option ", text)
     text = re.sub(r"is not a valid (?:integer|float)(?: range)?", "is not a number", text)
     text = re.sub(r" is not in the range (\d+)<=x<=\d{19}", r" must be at least \1, and smaller than 2**63", text)
     for sign, words in (("x>=", "at least "), ("x>", "more than ")):

@@ -76,8 +76,8 @@ def _diagnosis(folder: Path | None, pid: int | None) -> Diagnosis:
             if ends := list(Record.load(run).of_kind(Kind.HANG_AT_END)):
                 return _at_end(ends[-1])
             raise UsageError(
-                f"{folder}: this run has no stamps of collectives, and its job was not ended in a hang; only an "
-                "assertion that needs them, such as hang_detected, makes a run keep stamps"
+                f"{folder}: its job was not ended in a hang, and it did not record its collectives; assert "
+                "hang_detected in its scenario to have them recorded"
             )
         if Record.load(run).exit_code == 0:  # a rank that left by os._exit may have left an open stamp
             return Diagnosis(summary="the job ended with exit code 0: in the end no rank hung")

@@ -62,7 +62,7 @@ OUT = Path("torchaos-explored")
 @click.option("--model", "models", multiple=True, type=click.Choice([*MODELS, "all"]), default=["process-death"],
               show_default=True, help="What dies; may be given several times.")  # fmt: skip
 @click.option("--states", type=click.IntRange(1), metavar="N", help="Try at most N states, chosen by coverage.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="End after this many minutes.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), metavar="M", help="End after this many minutes.")
 @click.option("--beyond", type=click.IntRange(1), default=3, show_default=True, metavar="STEPS",
               help="Train this many steps beyond the death.")  # fmt: skip
 @click.option("--damage", is_flag=True, help="Try each state also after each checkpoint.* fault of the scenario.")

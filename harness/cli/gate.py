@@ -109,6 +109,6 @@ def _environment(gate: Gate, asked: str | None) -> str:
         raise UsageError(f"the gate has several environments; name one with --env: {', '.join(known)}")
     if asked not in known:
         near = suggest(asked, known)
-        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+        hint = f"did you mean {near!r}?" if near else f"it has {', '.join(known)}"
         raise UsageError(f"--env {asked}: the gate has no such environment; {hint}")
     return asked

@@ -25,6 +25,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import ready
 from torchaos.harness.release.gate_file import Gate
 from torchaos.harness.reporting.terminal import console as show
+from torchaos.harness.rollback.recovery import is_alive
 from torchaos.harness.running import capabilities
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.plugin_parameters import DIALECT, json_schema
@@ -45,7 +46,11 @@ def judge(
     folders: Sequence[Path], junit_file: Path | None, json_file: Path | None, summary: Path | None, verbose: bool
 ) -> None:  # fmt: skip
     """Judge run directories again, offline."""
-    results = [judge_folder(RunDir(folder.absolute()).check()) for folder in folders]
+    runs = [RunDir(folder.absolute()).check() for folder in folders]
+    for run in runs:
+        if is_alive(run.root) and not run.result.is_file():
+            raise UsageError(f"{run.root}: this run is still going on; `torchaos explain` tells what happened so far")
+    results = [judge_folder(run) for run in runs]
     for result in results:
         show.show(result, Console(), _page_of(result), whole=verbose)
     write_reports(results, junit_file, json_file)
@@ -108,14 +113,14 @@ def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
     if names or verbose:
         show.catalogue(some, Console(), whole=whole)
     else:
-        show.overview(some, Console())
+        show.overview(every, Console())
 
 
 @cli.command()
 @AS_JSON
-def doctor(json_file: Path | None) -> None:
-    """Show what this machine can do, what is missing, and how to get it. The last lines say which faults can be
-    injected here.
+@VERBOSE
+def doctor(json_file: Path | None, verbose: bool) -> None:
+    """Show what this machine can do, what is missing, and how to get it.
 
     Exit code 0 if scenarios can run, although some may need a part that is missing."""
     findings = [capabilities.check(name) for name in capabilities.known()]
@@ -123,16 +128,23 @@ def doctor(json_file: Path | None) -> None:
     families = _families(lacking)
     needed = [name for name in lacking if name in capabilities.NEEDED]
     if not is_told(json_file, {"parts": [asdict(finding) for finding in findings], "faults": families}):
-        for finding in findings:
+        for finding in findings if verbose else [one for one in findings if not one.present]:
             advice = "" if finding.present else f" -> {finding.remedy}"
             click.echo(f"{_SIGNS[finding.present]}  {finding.name:<12} {finding.detail}{advice}")
+        if not verbose:
+            there = [finding.name for finding in findings if finding.present]
+            click.echo(f"{_SIGNS[True]}  {len(there)} parts: {', '.join(there)}")
         click.echo("\nFaults that this machine can inject:")
         for family, faults in families.items():
-            _tell_family(family, faults)
+            if verbose or any(faults.values()):
+                _tell_family(family, faults)
+        if not verbose:
+            whole = [family for family, faults in families.items() if not any(faults.values())]
+            click.echo(f"{_SIGNS[True]}  all of {', '.join(whole) or 'no family'}")
         if needed:
             click.echo(f"\nNo scenario can run without {', '.join(needed)}.")
-        elif lacking:
-            click.echo(f"\nScenarios can run. Some need what is missing: {', '.join(lacking)}.")
+        else:
+            click.echo(f"\nScenarios can run{', except those that need what is missing' if lacking else ''}.")
     sys.exit(ExitCode.USAGE if needed else ExitCode.PASSED)
 
 

@@ -61,7 +61,7 @@ def halt(names: Sequence[str], yes: bool, now: bool) -> None:
         ended, recovered = halt_runs(pids, now, click.echo)
     except OSError as error:
         raise UsageError(f"the registry of runs can't be used: {error}") from error
-    names = ", ".join(run.scenario or run.run_dir or f"pid {run.harness}" for run in chosen)
+    names = ", ".join(map(_name, chosen))
     click.echo(f"ended: {names or counted(ended, 'run')}" if ended else "no run was alive")
     sys.exit(_tell(recovered))
 
@@ -127,9 +127,16 @@ def _chosen(living: Sequence[RunView], names: Sequence[str]) -> list[RunView]:
     """The runs of these names. Raises UsageError if there is none of a name."""
     found = {name: [run for run in living if _is(run, name)] for name in names}
     if unknown := [name for name in names if not found[name]]:
-        known = "".join(f"\n{_status(run)}" for run in living) or " no run is alive"
-        raise UsageError(f"{unknown[0]}: no run that is alive has this name;{known}")
+        raise UsageError(f"{unknown[0]}: no run that is alive has this name{_list(living) or ', and none is alive'}")
     return [run for run in living if any(run in own for own in found.values())]
+
+
+def _list(runs: Sequence[RunView]) -> str:
+    return "; alive: " + ", ".join(f"{_name(run)} ({run.harness})" for run in runs) if runs else ""
+
+
+def _name(run: RunView) -> str:
+    return run.scenario or Path(run.run_dir).name or f"pid {run.harness}"
 
 
 def _is(run: RunView, name: str) -> bool:
@@ -140,10 +147,9 @@ def _is(run: RunView, name: str) -> bool:
 
 def _ask(runs: Sequence[RunView]) -> None:
     """Shows the runs, and asks whether to end them all. Raises UsageError if nobody can answer."""
-    shown = [_status(run) for run in runs]
     if not sys.stdin.isatty():
-        raise UsageError("\n".join(["which runs are to end? name them, or write --yes for all of these:", *shown]))
-    click.echo("\n".join(shown))
+        raise UsageError(f"which runs are to end? name them, or write --yes for all{_list(runs)}")
+    click.echo("\n".join(map(_status, runs)))
     click.confirm(f"End {'this run' if len(runs) == 1 else f'these {len(runs)} runs'}, with rollback?", abort=True)
 
 
@@ -176,7 +182,7 @@ def _status(run: RunView) -> str:
     with suppress(OverflowError, ValueError, OSError):
         since = f" since {datetime.fromtimestamp(run.since_s):%Y-%m-%d %H:%M:%S}"
     parts = [
-        f"{run.life:<9} {run.scenario or '?'}{since}",
+        f"{run.life:<9} {_name(run)}{since}",
         f"stage {run.stage}" if run.stage else "",
         f"faults on: {', '.join(run.faults)}" if run.faults else "",
         ", ".join(f"{name} pid {pid}" for name, pid in pids.items() if pid),

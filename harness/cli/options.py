@@ -166,8 +166,10 @@ REPEAT = click.option(
 )
 AT_LEAST = click.option("--at-least", type=click.IntRange(1), metavar="K", help="K of the repetitions must pass.")
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
-RATE = click.option("--rate", type=_SHARE, help="The runs must show that at least this share passes.")
-CONFIDENCE = click.option("--confidence", type=_SHARE, help="Confidence of the bounds of that share.  [default: 0.95]")
+RATE = click.option("--rate", type=_SHARE, metavar="SHARE", help="The runs must show that at least this share passes.")
+CONFIDENCE = click.option(
+    "--confidence", type=_SHARE, metavar="SHARE", help="Confidence of the bounds of that share.  [default: 0.95]"
+)
 
 
 @click.group(

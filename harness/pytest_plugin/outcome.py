@@ -183,7 +183,7 @@ def shown(text: str, path: Path, line: int) -> ExceptionChainRepr:
     summary and JUnit's `message` show only the first line, which is the cause if it is known. On a CI machine pytest
     does not shorten its summary, and would show the whole text a second time."""
     at = ReprFileLocation(str(path), line, text.partition("\n")[0])
-    return ExceptionChainRepr([(ReprTraceback([ReprEntryNative([text])], None, "native"), at, None)])
+    return ExceptionChainRepr([(ReprTraceback([ReprEntryNative([f"{text}\n"])], None, "native"), at, None)])
 
 
 def failure_text(

@@ -125,7 +125,7 @@ class RunDir:
         try:
             found = os.lstat(self.root)
         except OSError as error:
-            raise UsageError(f"{self.root}: no run directory: {error.strerror}") from error
+            raise UsageError(f"{self.root}: {error.strerror}; give a run directory, or latest") from error
         if stat.S_ISREG(found.st_mode):
             raise UsageError(f"{self.root}: this is a file; give a run directory, which `torchaos run` makes")
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

@@ -25,6 +25,7 @@ from torchaos.harness.reporting.terminal.console import tell_verdict
 from torchaos.harness.reporting.terminal.headline import went_on
 from torchaos.harness.reporting.terminal.plan_preview import given
 from torchaos.harness.reporting.terminal.text import Pen, name_in_words, on_one_line
+from torchaos.harness.rollback.recovery import is_alive
 
 _SHORT = 20  # lines
 _TIME = 9  # columns
@@ -105,8 +106,12 @@ def _unread(run: Record) -> list[str]:
 
 
 def _judged(folder: RunDir, doubts: list[str]) -> Result | None:
-    """The result by the rules of this version. If the stored result differs, `doubts` gets a sentence about it."""
+    """The result by the rules of this version; None while the run is still going on. If the stored result differs,
+    `doubts` gets a sentence about it."""
     then = _stored(folder)
+    if then is None and is_alive(folder.root):
+        doubts.append("the run is still going on, so there is no verdict yet")
+        return None
     try:
         now = judge(folder)
     except ChaosError as error:

@@ -73,6 +73,15 @@ def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
     return runs, bad
 
 
+def is_alive(run_dir: Path) -> bool:
+    """Whether the harness of a run directory is a live process of this machine."""
+    try:
+        run = undo_log.of_folder(run_dir)
+    except (OSError, ValueError):
+        return False
+    return run.here and run.lives(run.harness)
+
+
 def recover(run: OpenRun, any_host: bool = False) -> Recovered:
     """Undoes the changes of a run, unless another process does that. The entry of the run in the registry is removed if
     everything is verified. `any_host`: also if the run was on another machine."""

@@ -17,9 +17,11 @@ faults: [{inject: process.kill, target: {rank: 1}, when: {step: 18}}]
 assert: [completed]
 """
 CASES = {
-    "validte kill.yaml": "there is no command 'validte'; did you mean 'validate'?; see `torchaos --help`",
+    "validte kill.yaml": "there is no command 'validte'; did you mean 'validate'? see `torchaos --help`",
     "xyz": "there is no command 'xyz'; see `torchaos --help`",
-    "run --sed 1 kill.yaml": "No such option",
+    "run --sed 1 kill.yaml": "there is no option '--sed'; did you mean '--seed' or '--set'?",
+    "run --jnit x kill.yaml": "there is no option '--jnit'; did you mean '--json' or '--junit' or '--quiet'? see",
+    "explain nosuch": "nosuch: No such file or directory; give a run directory, or latest",
     "plan kill.yaml --seed -1": "'--seed': -1 must be at least 0",
     "plan kill.yaml --seed x": "'--seed': 'x' is not a number",
     "explore kill.yaml --states 0": "'--states': 0 must be at least 1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +98,7 @@ def test_a_time_limit_hides_nothing_that_was_seen(tmp_path: Path) -> None:
     paper = io.StringIO()
     terminal.show(found, result, Console(file=paper, width=300))
     told = " ".join(paper.getvalue().split())
-    assert re.search(rf"silently wrong {len(own)} won't start", told), "a count, without the words of the headline"
+    assert f"silently wrong {len(own)} hangs 1" in told, "without the words of the headline, and no empty class"
     assert "hangs 1 1 state (not confirmed by a cold start), such as" in told
     assert told.count(seen.of(OutcomeClass.WRONG)[0].reason) == 1
     assert "of this not confirmed by a cold start" in told
@@ -221,6 +220,16 @@ def test_the_page_and_the_terminal_tell_the_smallest_state(tmp_path: Path) -> No
     terminal.show(found, _result(found), Console(file=paper, width=100))
     for text in ("won't start", "of the run's time", "torn: 100 of 150 bytes", "reproduce.sh", "a note"):
         assert text in paper.getvalue()
+    assert len(paper.getvalue().splitlines()) <= 22
+
+
+def test_a_state_is_a_line(tmp_path: Path) -> None:
+    """The progress line of a state has the beginning of its reason; the report has the whole."""
+    (found,) = explored(tmp_path, at_3=OutcomeClass.HANGS).of(OutcomeClass.HANGS)[:1]
+    told = terminal.tell_outcome(replace(found, reason="it waits for a rank " * 20), 3, 17)
+    assert "it waits for a rank it waits" in told
+    assert "..." in told
+    assert len(told) < 200
 
 
 def test_json_has_times_since_the_beginning(tmp_path: Path) -> None:

@@ -163,3 +163,18 @@ def test_the_longest_parts_and_advice_are_told(results: dict[str, Result], paper
     lines = [line.strip() for line in file.getvalue().splitlines()]
     assert "Most of it: rendezvous 83 %, catching up 16 %" in lines
     assert "· Set it" in lines
+
+
+def test_each_failed_assertion_is_named(results: dict[str, Result], paper: type[Paper]) -> None:
+    """In short too: those that follow from another are named beside it."""
+    root = Case("sample_accounting", "assertion", Verdict.FAILED, "2 samples were skipped")
+    after = [
+        Case(name, "assertion", Verdict.FAILED, f"{name} differs", follows=root.name)
+        for name in ("loss_continuity", "parameter_digest")
+    ]
+    one = replace(
+        results["failed"], reason=root.reason, decided_by=root.name, cases=(root, *after), recoveries=(), faults=()
+    )
+    file = paper()
+    show.show(one, sheet(file, 100), whole=False)
+    assert "sample accounting: loss continuity, parameter digest follow from it" in file.getvalue()

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from torchaos.harness.analysis.checkpointing.resumed_from import name_of
 from torchaos.harness.cli import cli
+from torchaos.harness.host import processes
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.events.journal import read_journal
@@ -282,3 +283,19 @@ def test_the_command_explains_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.output.index(" PASSED  kill ") < done.output.index(" INCONCLUSIVE  missed ")
     whole = CliRunner().invoke(cli, ["explain", "-v", str(RUNS / "kill"), str(RUNS / "missed")]).output
     assert whole.index("kill, seed 0: passed") < whole.index("missed, seed 0: inconclusive")
+
+
+def test_a_run_that_is_going_on_has_no_verdict(copy: Path) -> None:
+    """While its harness is alive and has written no result, `explain` tells what happened so far, and `judge` refuses:
+    a fault that has not landed yet is not one that never landed."""
+    (copy / "result.json").unlink()
+    (copy / "undo").mkdir()
+    who = [os.getpid(), processes.ticks_of(os.getpid())]
+    line = {"run_id": "x", "harness": who, "reaper": [0, 0], "boot": processes.boot_id(), "host": processes.host()}
+    (copy / "undo" / "undo.jsonl").write_text(json.dumps(line) + "\n")
+    told = CliRunner().invoke(cli, ["explain", str(copy)]).output
+    assert "still going on" in told
+    assert "process.kill hits rank 1" in told
+    assert not any(word in told for word in ("INCONCLUSIVE", "PASSED", "FAILED", "rollback"))
+    with pytest.raises(UsageError, match="still going on"):
+        CliRunner().invoke(cli, ["judge", str(copy)], catch_exceptions=False)

@@ -52,6 +52,15 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_history_has_a_line_for_each_run(tmp_path: Path) -> None:
+    """And one below it for the cause, if it did not pass, at any width."""
+    finished(tmp_path / "out" / "one", "a" * 40)
+    finished(tmp_path / "out" / "two", "b" * 40, verdict="failed")
+    lines = torchaos("history", "--out", tmp_path / "out").output.strip().splitlines()
+    assert len(lines) == 5
+    assert lines[3].endswith("failed")
+
+
 def test_the_history_lists_runs_by_commit(out: Path) -> None:
     """Every run below the folder is taken in, in order of time, with its commit and how long its recovery took."""
     done = torchaos("history", "--out", out)

@@ -264,7 +264,7 @@ def test_a_plan_says_only_what_there_is(tmp_path: Path) -> None:
     [
         (["run"], "error: Missing argument 'FILES...'; see `torchaos run --help`\n"),
         (["nosuch"], "error: there is no command 'nosuch'; see `torchaos --help`\n"),
-        (["plan", "--nosuch", "x"], "error: No such option '--nosuch'; see `torchaos plan --help`\n"),
+        (["plan", "--nosuch", "x"], "error: there is no option '--nosuch'; see `torchaos plan --help`\n"),
     ],
 )
 def test_a_wrong_command_line_is_one_error(

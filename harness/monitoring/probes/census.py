@@ -182,6 +182,8 @@ def check_agent(pid: int) -> int:
             below = next((child.pid for child in process.children(recursive=True) if _is_agent(child)), None)
             hint = f"; the torchrun below it is {below}" if below else "; give the pid of a running torchrun"
             raise UsageError(f"pid {pid} ({process.name()}) is no torchelastic agent{hint}")
+    except psutil.NoSuchProcess as error:
+        raise UsageError(f"pid {pid}: it ended, or a process below it did; try again") from error
     except psutil.Error as error:
         raise UsageError(f"pid {pid} can't be looked at: {error}") from error
     return found.ticks

@@ -190,9 +190,9 @@ def _headline(pen: Pen, result: Result, told: Why) -> None:
 
 
 def _failed(pen: Pen, case: Case, reason: str, result: Result, most: int) -> None:
-    """Prints a case that did not pass, with what the headline does not say of it, and how many follow from it."""
-    many = sum(other.follows == case.name for other in result.cases)
-    follows = f"{many} more {'follows' if many == 1 else 'follow'} from it" if many else ""
+    """Prints a case that did not pass, with what the headline does not say of it, and those that follow from it."""
+    after = [name_in_words(other.name) for other in result.cases if other.follows == case.name]
+    follows = f"{', '.join(after)} {'follows' if len(after) == 1 else 'follow'} from it" if after else ""
     text = "; ".join(filter(None, (_lower(reason), follows)))
     name = pen.text(f"{name_in_words(case.name)}{':' if text else ''}", "bold")
     pen.row([(pen.mark(case.verdict), 1), (name, name.cell_len)], pen.text(text), indent=3, most=most)

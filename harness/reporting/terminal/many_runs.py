@@ -30,7 +30,7 @@ _NAME, _WHAT, _VALUE = 28, 17, 18  # columns
 
 
 def history(runs: Sequence[Kept], console: Console) -> None:
-    """Prints a line per run, by scenario, in order of time."""
+    """Prints a line per run, by scenario, in order of time; below a run that did not pass, its cause in a line."""
     pen = Pen(console)
     for name in dict.fromkeys(kept.result.scenario for kept in runs):
         pen.heading(name)
@@ -45,12 +45,14 @@ def history(runs: Sequence[Kept], console: Console) -> None:
                 if kept.caught_up_s is None
                 else seconds_in_words(kept.caught_up_s)
             )
-            told = "" if result.verdict is Verdict.PASSED else f": {why(result).lead}"
             cells = [
                 (pen.mark(result.verdict), 1), (pen.text(result.started[:19]), 19), (pen.text(kept.commit[:12]), 13),
                 (pen.text(result.seed), 5), (pen.text(caught), 10), (pen.text("" if lost is None else lost), 5),
             ]  # fmt: skip
-            pen.row(cells, pen.text(f"{result.verdict.value}{told}", "" if not told else COLOURS[result.verdict]))
+            right = result.verdict is Verdict.PASSED
+            pen.row(cells, pen.text(result.verdict.value, "" if right else COLOURS[result.verdict]))
+            if not right:
+                pen.row([], pen.text(why(result).lead, "dim"), indent=3, most=1)
     pen.gap()
 
 
@@ -283,6 +285,7 @@ def _needs_line(result: Result, case: Case) -> bool:
 
 
 _STATE_NAME = 17  # columns
+_STATE_REASON = 80  # characters
 
 
 def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
@@ -290,23 +293,28 @@ def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
     right = outcome.kind is OutcomeClass.RIGHT
     how = ", cold" if not outcome.warm else "" if right else "; not confirmed by a cold start"
     how = f"; the same failure by a cold start: {outcome.shown_by}" if outcome.shown_by else how
-    why = "" if right else f": {outcome.reason}"
+    why = "" if right else f": {_cut(outcome.reason)}"
     if outcome.like:
         return f"{number}/{of} {outcome.state}: {outcome.kind.value}, as {outcome.like}, which is the same for the job"
     return f"{number}/{of} {outcome.state}: {outcome.kind.value}{why} ({outcome.seconds:.1f} s{how})"
 
 
+def _cut(text: str) -> str:
+    """The text, on the line of a state; the whole stands in the report."""
+    return text if len(text) <= _STATE_REASON else f"{text[:_STATE_REASON].rstrip()}..."
+
+
 def show(found: ExplorationSummary, result: Result, console: Console) -> None:
-    """Prints the verdict, the classes, and the story of the smallest state that fails. A reason is told once."""
+    """Prints the verdict, the classes that occurred, and the story of the smallest state that fails. A reason is told
+    once; how the resumes were started is in the report."""
     pen = Pen(console)
     pen.gap()
-    pen.row([(pen.mark(result.verdict), 1)], pen.text(f"{result.verdict.value}: {result.reason}", "bold"))
-    pen.gap()
-    how = f"; started {found.warm}" if found.outcomes else ""
-    pen.heading("Outcomes", f"{len(found.outcomes)} of {found.choice.in_all} states{how}")
+    pen.row([(pen.mark(result.verdict), 1)], pen.text(f"{result.verdict.value}: {result.reason}", "bold"), most=4)
+    pen.heading("Outcomes", f"{len(found.outcomes)} of {found.choice.in_all} states")
     for kind in OutcomeClass:
-        own = found.of(kind)
-        words = told(own) if own and kind is not OutcomeClass.RIGHT else ""
+        if not (own := found.of(kind)):
+            continue
+        words = told(own) if kind is not OutcomeClass.RIGHT else ""
         words = "" if words in result.reason else words
         pen.row([(pen.text(kind.value), _STATE_NAME), (pen.text(f"{len(own):>5}"), 7)], pen.text(words), indent=3)
     share = found.fatal_share
@@ -322,13 +330,12 @@ def show(found: ExplorationSummary, result: Result, console: Console) -> None:
     if smallest := found.smallest:
         _story(smallest, result.reason, pen)
     for note in [*found.notes, *found.recording.unsure]:
-        pen.row([(pen.text("note:", "yellow"), 6)], pen.text(note), indent=1)
+        pen.row([(pen.text("note:", "yellow"), 6)], pen.text(note), indent=1, most=2)
     pen.gap()
     pen.long_line(pen.text("Files:"), 7, result.run_dir)
 
 
 def _story(one: Outcome, headline: str, pen: Pen) -> None:
-    pen.gap()
     pen.heading(
         "The smallest",
         f"{one.state}: {one.model} at step {one.died_at_step}, after {counted(one.operations, 'operation')}",

@@ -10,7 +10,6 @@ import inspect
 import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, is_dataclass
 from functools import cache
@@ -155,37 +154,29 @@ def warnings(texts: Iterable[str], console: Console) -> None:
 
 
 def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool = True, counted: bool = False) -> None:
-    """Prints the ready scenarios: name and description; not `whole`: a line each. `counted`: of all but the scenarios
-    to start with, only the families and their numbers."""
+    """Prints the ready scenarios: name and description; not `whole`: a line each. `counted`: only those to start
+    with."""
     pen = Pen(console)
     first = [name for name in ready.FIRST if name in abouts]
-    rest = [name for name in abouts if name not in first]
-    parts = [("Start with these, by `torchaos run NAME`", first), ("More ready scenarios", rest)]
-    for title, names in parts if counted else reversed(parts):  # the end of a long list is what is seen
+    rest = [] if counted else [name for name in abouts if name not in first]
+    parts = [("More ready scenarios", rest), ("Start with these, by `torchaos run NAME`", first)]
+    for title, names in parts:  # the end of a long list is what is seen
         if names:
             pen.heading(title)
-        if names is rest and counted:
-            pen.row([], pen.text(f"{_families(rest, '/')}; `torchaos list FAMILY` shows them"), indent=3)
-            return
         for name in names:
             _listed(pen, name, 35, abouts[name], whole, console)
             if whole:
                 pen.row([(Text(), 35)], pen.text(scenario_in_words(name, injectors_in(name)), "dim"), indent=3)
 
 
-def _families(names: Sequence[str], mark: str) -> str:
-    families = Counter(name.partition(mark)[0] for name in names)
-    return f"{len(names)}: {', '.join(f'{many} of {family}' for family, many in sorted(families.items()))}"
-
-
-def overview(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints which plug-ins there are, by group: their names, or their families and numbers."""
+def overview(groups: Mapping[str, Sequence[str]], console: Console) -> None:
+    """Prints how many parts each kind has, and their families."""
     pen = Pen(console)
-    for group, named in groups.items():
-        names = sorted(named)
-        told = _families(names, ".") if any("." in name for name in names) else ", ".join(names)
-        pen.heading(group.capitalize(), f"`torchaos list {group}` shows them")
-        pen.row([], pen.text(told), indent=3)
+    pen.heading("All, by `torchaos list WORD`")
+    for group, names in groups.items():
+        families = sorted({found[0] for name in names if len(found := re.split("[/.]", name)) > 1})
+        told = f"{len(names)}{': ' if families else ''}{', '.join(families)}"
+        pen.row([(pen.text(group), _LABEL)], pen.text(told), indent=3)
     pen.gap()
 
 

@@ -270,12 +270,11 @@ def show(
     for one in looked[:_MOST]:
         names = ", ".join(one.faults[:_MOST]) + (f" and {len(one.faults) - _MOST} more" if one.faults[_MOST:] else "")
         words = f"{one.outcome}: {one.reason}" if one.outcome else f"round {one.rounds[0]}: {one.reason}"
-        pen.row([(pen.text(names or "round", "dim"), _LABEL)], pen.text(words), most=2)
+        pen.row([], pen.text(f"{names}: {words}" if names else words), most=2)
     pen.gap()
     pen.long_line(pen.text("Report", "dim"), _LABEL, str(Path(folder) / "report.html"))
-    pen.long_line(pen.text("More", "dim"), _LABEL, str(Path(folder) / "report.md"))
     if looked:
-        pen.long_line(pen.text("Again", "dim"), _LABEL, again_in_words(day, folder, looked[0].rounds[0]))
+        pen.long_line(pen.text("Reproduce", "dim"), _LABEL, again_in_words(day, folder, looked[0].rounds[0]))
     pen.gap()
 
 

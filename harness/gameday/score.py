@@ -291,7 +291,7 @@ def _bounds(score: Score, bounds: Bounds) -> Iterator[Case]:
         reason = f"{words} is {value:.4g}, and must be {is_to_be}"
         if name == "damaged" and not holds:
             have = "round has" if score.rounds == 1 else "rounds have"
-            reason = f"{score.damaged} of {score.rounds} {have} a failed assertion, and damaged is at most {bound:g}"
+            reason = f"{score.damaged} of {score.rounds} {have} a failed assertion; {bound:g} may"
             more = len(score.problems) - 1
             reason += f": {score.problems[0]}{f'; and {more} more' if more else ''}"
         verdict = Verdict.PASSED if holds else Verdict.FAILED

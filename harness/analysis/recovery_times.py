@@ -231,7 +231,10 @@ def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None]
     own = own.at(own.column("segment") >= back[0].after)
     reached = record.history.highest_step(before_s=back[-1].started_s) or 0
     bases = [segment.base for segment in back if segment.base is not None]
-    seen = {"restored": None if back[-1].in_memory else back[-1].started_s, "first_step": own.first_s()}
+    restored_s = None if back[-1].in_memory else back[-1].started_s
+    begun = [e.mono_s for e in record.of_kind(Kind.LOAD_BEGIN) if e.attempt == landing.attempt]
+    begun = [at_s for at_s in begun if restored_s is not None and landing.at_s < at_s <= restored_s]
+    seen = {"set_up": max(begun, default=None), "restored": restored_s, "first_step": own.first_s()}
     return seen, max(0, reached - min(bases)) if bases else None
 
 

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from xxhash import xxh3_64
+
 from torchaos.harness.interfaces import UsageError
 
 from . import formats, tensor_values
 from .files import Buffer, Files, Local
 from .formats.format import problem_of
+from .formats.format_table import unread_type
 from .layout import Checkpoint, Problem, Trouble
 from .verify import Manifests, Verified, verify
 
@@ -135,6 +138,7 @@ def entry(
         "builds_on": found.links,  # the names of all without which it is of no use
         "unopened": hostile,  # files that must not be unpickled
         "unread": layout.unread,  # types of files that are not read
+        "unread_files": _unread_files(files, layout, go_on),  # digests of their bytes, by name
         "opaque": layout.opaque,
         "verified": _how(found),
         "tensors": digests,
@@ -143,6 +147,19 @@ def entry(
         "values": checked(files, layout, go_on),
         "bytes": layout.size,
     }
+
+
+def _unread_files(files: Files, layout: Checkpoint, go_on: Callable[[], None]) -> dict[str, str]:
+    """The digests of the files that may hold tensors and that no format reads, by their paths in the checkpoint."""
+    digests = {}
+    for file in layout.files:
+        if unread_type(file.path):
+            digest = xxh3_64()
+            for offset in range(0, file.size, _BLOCK):
+                go_on()
+                digest.update(files.read(file.path, offset, _BLOCK))
+            digests[os.path.relpath(file.path, layout.path)] = digest.hexdigest()
+    return digests
 
 
 def _manifests(folder: Path | None) -> Manifests | None:

@@ -42,6 +42,29 @@ def _judge(trainer: Any, ours: dict[str, Any], *theirs: dict[str, Any], **how: A
     return CheckpointIntegrity().judge(run, [trainer().record(inventory=other) for other in theirs])
 
 
+def test_files_that_are_not_read_are_compared_by_their_bytes(trainer: Any) -> None:
+    """A replay buffer in .npz that was not restored is in no tensor that is read. What differs before the fault too, or
+    between twins, holds a time; and what the scenario ignores may differ."""
+
+    def files(digests: dict[int, str], name: str = "replay.npz") -> dict[str, Any]:
+        return _inventory(*(_one(step, unread_files={name: digest}) for step, digest in digests.items()))
+
+    usual = {step: f"n{step}" for step in STEPS}
+    last = max(STEPS)
+    other, always = {**usual, last: "other"}, {step: f"t{step}" for step in STEPS}
+    same = _judge(trainer, files(usual), files(usual))
+    assert same.outcome is Outcome.PASSED
+    assert "their files of the type .npz are not read" in same.reason
+    lost = _judge(trainer, files(other), files(usual))
+    assert lost.outcome is Outcome.INCONCLUSIVE
+    assert f"replay.npz in step-{last} (step {last}) has other bytes than the twin's" in lost.reason
+    assert _judge(trainer, files(always), files(usual)).outcome is Outcome.PASSED
+    assert _judge(trainer, files(other), files(usual), files(always)).outcome is Outcome.PASSED
+    run = trainer(kills=KILL).record(inventory=files(other))
+    twins = [trainer().record(inventory=files(usual))]
+    assert CheckpointIntegrity(ignore=["*.npz"]).judge(run, twins).outcome is Outcome.PASSED
+
+
 def test_whole_and_equal_checkpoints_pass(trainer: Any) -> None:
     """Six checkpoints that are those of the twin; without a twin the reason says what can't be seen."""
     assert isinstance(CheckpointIntegrity(), Assertion)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from xxhash import xxh3_64_hexdigest
 
 from torchaos.harness.checkpoints.formats.dcp import check_boxes
 from torchaos.harness.checkpoints.inventory import take
@@ -342,3 +343,4 @@ def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert found["unread"] == {".npz": 1}
     (only,) = found["checkpoints"]
     assert (only["unread"], only["complete"], "are not read" in only["problems"][0]["text"]) == ([".h5"], True, True)
+    assert only["unread_files"] == {"state.h5": xxh3_64_hexdigest(b"x")}

@@ -210,6 +210,30 @@ def compare(
     return made
 
 
+def unread_that_differ(
+    found: Sequence[Pair], twins: Sequence[Sequence[Checkpoint]], ignore: Sequence[str], before_s: float
+) -> tuple[str, Checkpoint] | None:
+    """The first file of a kind that is not read whose bytes are not those of the twin's file, with its checkpoint. Left
+    out: names that match `ignore`, and files that differ already between twins, or before the first fault (`before_s`),
+    because their bytes hold times or the like. None if there is none."""
+    early = [pair for pair in found if pair[0].saved_s is not None and pair[0].saved_s < before_s]
+    usual = [*early, *(pair for first, second in combinations(twins, 2) for pair in pairs(first, second))]
+    noisy = {(family(other.path), name) for one, other in usual for name in _other_bytes(one, other)}
+    later = (pair for pair in found if pair not in early)
+    return next(
+        (
+            (name, one) for one, other in later for name in _other_bytes(one, other)
+            if not _is_any(name, ignore) and (family(other.path), name) not in noisy
+        ),
+        None,
+    )  # fmt: skip
+
+
+def _other_bytes(ours: Checkpoint, theirs: Checkpoint) -> list[str]:
+    """The names of the unread files whose bytes differ. Records of earlier versions have no digests of them."""
+    return [name for name in ours.unread.keys() & theirs.unread.keys() if ours.unread[name] != theirs.unread[name]]
+
+
 def _usual_norms(found: Sequence[Pair]) -> Mapping[Entry, float]:
     """The median norm of each tensor over the twin's checkpoints. The value of a single bias's moment may cross zero.
     Rounding is then a large part of its value, but still a small part of its usual size."""

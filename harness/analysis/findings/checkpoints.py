@@ -23,6 +23,7 @@ from torchaos.harness.analysis.checkpointing.checkpoint_diff import (
     may_be_a_clock,
     of_another_world,
     unexcused,
+    unread_that_differ,
 )
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, Did, counts, damages, meetings
 from torchaos.harness.analysis.checkpointing.resume_points import pairs, unclear, without_unreadable
@@ -109,6 +110,8 @@ class Checkpoints:
         well += f" ({listed(self._unread)} can't be read, and in the twin neither)" if self._unread else ""
         well += f" (parts of {listed(self._partly)} can't be read, and in the twin neither)" if self._partly else ""
         well += f" ({unread_of(self._run)})" if unread_of(self._run) else ""
+        types = sorted({posixpath.splitext(name)[1] for checkpoint in good for name in checkpoint.unread})
+        well += f" (their files of the type {', '.join(types)} are not read)" if types else ""
         return well + (
             f", {self._held.right} of them hold the parameters that the run had at that step"
             if self._held.right
@@ -331,6 +334,14 @@ def _as_in_the_twin(
     if (more or vary) and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in alike):
         by_time = "each run saves at other steps" if vary else f"{_newest(ours).at} is not in the twin"
         return inconclusive(f"{well}; {by_time}, and no checkpoint since the last start could be compared")
+    exact = not (made.rounded or made.within or made.learned)
+    if exact and (odd := unread_that_differ(alike, theirs, ignore, landed_s)):
+        name, one = odd
+        return inconclusive(
+            f"{well}; the contents of {len(alike)} equal the twin's at the same step, but {name} in {one.at} has other "
+            "bytes than the twin's, and files of this kind are not read: it may hold other state. If it may differ, "
+            "name it in `ignore`"
+        )
     own = {one.path for one, _other in both}
     alone = [one for one in ours if one.good and one.path not in own]
     return passed(

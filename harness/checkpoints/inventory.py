@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from torchaos.harness.interfaces import UsageError
 from . import formats, tensor_values
 from .files import Buffer, Files, Local
 from .formats.format import problem_of
-from .formats.format_table import unread_type
 from .layout import Checkpoint, Problem, Trouble
 from .verify import Manifests, Verified, verify
 
@@ -125,6 +124,7 @@ def entry(
     problems = [*found.problems, *unread]
     # The job may have saved NaN as it is, and assertions judge that.
     damage = [problem for problem in problems if problem.kind is not Trouble.NAN and not problem.is_blind]
+    blind = {problem.file for problem in problems if problem.is_blind and problem.file}
     hostile = [os.path.basename(problem.file or path) for problem in problems if problem.kind is Trouble.HOSTILE]
     return {
         "path": os.path.relpath(path, root if path != root else os.path.dirname(root)),
@@ -138,7 +138,7 @@ def entry(
         "builds_on": found.links,  # the names of all without which it is of no use
         "unopened": hostile,  # files that must not be unpickled
         "unread": layout.unread,  # types of files that are not read
-        "unread_files": _unread_files(files, layout, go_on),  # digests of their bytes, by name
+        "unread_files": _unread_files(files, layout, blind, go_on),  # digests of their bytes, by name
         "opaque": layout.opaque,
         "verified": _how(found),
         "tensors": digests,
@@ -149,11 +149,15 @@ def entry(
     }
 
 
-def _unread_files(files: Files, layout: Checkpoint, go_on: Callable[[], None]) -> dict[str, str]:
-    """The digests of the files that may hold tensors and that no format reads, by their paths in the checkpoint."""
+def _unread_files(
+    files: Files, layout: Checkpoint, blind: Collection[str], go_on: Callable[[], None]
+) -> dict[str, str]:  # fmt: skip
+    """The digests of the files of a folder that no format reads, whatever they are, and of those that could not be read
+    (`blind`), by their paths in the folder."""
     digests = {}
     for file in layout.files:
-        if unread_type(file.path):
+        read = file.role != "other" or file.path in layout.by_content
+        if file.path != layout.path and (not read or file.path in blind):
             digest = xxh3_64()
             for offset in range(0, file.size, _BLOCK):
                 go_on()

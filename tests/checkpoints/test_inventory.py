@@ -333,6 +333,23 @@ def test_names_of_steps_and_of_ranks(tmp_path: Path) -> None:
     assert [(one["path"], one["step"]) for one in found] == [("ep0-ba20-rank0.pt", 20), ("snap/7", None)]
 
 
+def test_all_values_of_a_json_file_are_read(tmp_path: Path) -> None:
+    """Lists and objects in it, too: a job may keep the state of its environment there. A vocabulary of a tokenizer is
+    one entry."""
+    folder = tmp_path / "step-5"
+    folder.mkdir()
+    torch.save({"w": torch.ones(3)}, folder / "model.pt")
+    (folder / "env.json").write_text(json.dumps({"returns": [1.5, 2], "rng": {"state": [7] * 5}, "t": 3}))
+    (folder / "vocab.json").write_text(json.dumps({"vocab": {f"token{n}": n for n in range(30_000)}}))
+    (folder / "env.pkl").write_bytes(pickle.dumps([1, 2]))
+    (only,) = take(tmp_path)["checkpoints"]
+    values = {name: value for name, value in only["values"].items() if ".json:" in name}
+    assert values.pop("vocab.json:vocab").startswith("'many entries, digest ")
+    assert (values["env.json:returns.0"], values["env.json:rng.state.4"], values["env.json:t"]) == ("1.5", "7", "3")
+    assert len(values) == 8
+    assert only["unread_files"] == {"env.pkl": xxh3_64_hexdigest(pickle.dumps([1, 2]))}
+
+
 def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     """Beside the checkpoints, and in a folder that holds nothing else: no damage, and nothing that was looked at."""
     (tmp_path / "state-5.npz").write_bytes(b"PK")

@@ -42,6 +42,7 @@ class Checkpoint:
     builds_on: tuple[str, ...] = ()  # the names of all checkpoints without which this delta is of no use
     obstacle: str = ""  # all that keeps it from being read, if none of it shows that bytes changed or are missing
     unread: Mapping[str, str] = field(default_factory=dict)  # digests of the bytes of its files that are not read
+    unread_types: tuple[str, ...] = ()  # of those that may hold tensors
 
     @property
     def good(self) -> bool:
@@ -244,5 +245,5 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
         sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root,
         _named(record.plan.job), _raced(raw), save.ranks if save else (), _names(raw.get("builds_on")),
         "; ".join(_problems(raw)) if _only(raw, "unreadable", *_BLIND) else "",
-        bytes_of if isinstance(bytes_of := raw.get("unread_files"), Mapping) else {},
+        bytes_of if isinstance(bytes_of := raw.get("unread_files"), Mapping) else {}, _names(raw.get("unread")),
     )  # fmt: skip

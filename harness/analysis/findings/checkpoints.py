@@ -110,7 +110,7 @@ class Checkpoints:
         well += f" ({listed(self._unread)} can't be read, and in the twin neither)" if self._unread else ""
         well += f" (parts of {listed(self._partly)} can't be read, and in the twin neither)" if self._partly else ""
         well += f" ({unread_of(self._run)})" if unread_of(self._run) else ""
-        types = sorted({posixpath.splitext(name)[1] for checkpoint in good for name in checkpoint.unread})
+        types = sorted({each for checkpoint in good for each in checkpoint.unread_types})
         well += f" (their files of the type {', '.join(types)} are not read)" if types else ""
         return well + (
             f", {self._held.right} of them hold the parameters that the run had at that step"

@@ -15,6 +15,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+from xxhash import xxh3_64_hexdigest
+
 from torchaos.harness.interfaces import CheckpointFormat
 
 from ..files import Files
@@ -189,6 +191,7 @@ _JSON = 1 << 26
 _OF = re.compile(r"^(?P<head>.+-)(?P<number>\d{5,6})-of-(?P<count>\d{5,6})(?P<tail>\.\w+)$")
 _COMMENT, _TRAILING = re.compile(rb"^\s*//[^\n]*$|/\*.*?\*/", re.M | re.S), re.compile(rb",(\s*[}\]])")
 _MOST_RANKS = 100_000
+_ENTRIES, _DEPTH = 20_000, 16  # of a value of a JSON file
 
 
 def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
@@ -231,12 +234,21 @@ def _read_file(files: Files, path: str, into: Checkpoint, prefix: str, name: str
     if form := of_name(name):
         form.read_file(files, path, files.size(path), into, f"{prefix}{name}:")
     elif name.endswith(".json"):
-        values = read_json(files, path)
-        plain = {key: value for key, value in values.items() if not isinstance(value, (dict, list))}
-        Contents(into.values, into.tensors, into.opaque).add(f"{prefix}{name}:", plain, lambda _name, _ref: None)
+        values = {key: _short(value) for key, value in read_json(files, path).items()}
+        Contents(into.values, into.tensors, into.opaque).add(f"{prefix}{name}:", values, lambda _name, _ref: None)
     elif form := of_start(files, path, in_folder=True):
         into.by_content.add(path)
         form.read_file(files, path, files.size(path), into, f"{prefix}{name}:")
+
+
+def _short(value: Any) -> Any:
+    """A value of a JSON file; a digest in place of one with many entries, such as the vocabulary of a tokenizer."""
+    left, inside, depth = _ENTRIES, [value], 0
+    while inside and left > 0 and depth < _DEPTH:
+        nested = [each for each in inside if isinstance(each, (dict, list))]
+        inside = [item for each in nested for item in (each.values() if isinstance(each, dict) else each)]
+        left, depth = left - len(inside), depth + 1
+    return value if not inside else f"many entries, digest {xxh3_64_hexdigest(json.dumps(value).encode())}"
 
 
 def read_json(files: Files, path: str) -> dict[str, Any]:

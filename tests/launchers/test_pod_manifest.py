@@ -225,6 +225,8 @@ def test_pods_that_share_an_anchor(tmp_path: Path) -> None:
         (TRAIN_JOB.replace("numNodes: 2", "numNodes: 1"), "a TrainJob runs its command in the container node"),
         (TRAIN_JOB.replace("TrainJob", "TrainingRuntime") + "---" + JOB, "leave the TrainingRuntime out"),
         (JOB.replace("completions: 2", "completions: $N"), r"Job: '\$N' is no number of pods; fill in the template"),
+        (TRAIN_JOB[: TRAIN_JOB.index("spec:")] + "spec: 3\n" + "---\n" + JOB, "the spec of TrainJob is no mapping"),
+        (JOB.replace("env: [{", "env: 3, more: [{"), "env is no list"),
         ("kind: [", r"job.yaml:\d+:\d+: it is no YAML"),
         ("a: b", "has no apiVersion or no kind"),
         ("a: &a [*a]", "a YAML anchor contains itself"),
@@ -237,6 +239,12 @@ def test_a_manifest_that_can_not_be_used(tmp_path: Path, text: str, why: str) ->
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(UsageError, match=why):
         Manifest.read(tmp_path / "job.yaml").check(1, "trainer")
+
+
+def test_a_container_whose_name_is_no_text(tmp_path: Path) -> None:
+    """Such a manifest is the API server's to refuse; here it is only no container of a known name."""
+    (tmp_path / "job.yaml").write_text(PYTORCH_JOB.replace("name: trainer", "name: [pytorch]"))
+    assert Manifest.read(tmp_path / "job.yaml").default_container == ""
 
 
 def test_the_order_of_the_pods() -> None:

@@ -247,6 +247,8 @@ class Manifest:
         for object_ in objects:
             if not all(isinstance(object_.get(key), str) for key in ("apiVersion", "kind")):
                 raise UsageError(f"{file}: an object has no apiVersion or no kind; write a manifest of Kubernetes")
+            if not isinstance(object_.get("spec") or {}, dict):
+                raise UsageError(f"{file}: the spec of {object_['kind']} is no mapping; write a manifest of Kubernetes")
             if object_["kind"] in _RUNTIMES:
                 raise UsageError(f"{file}: leave the {object_['kind']} out: its pods are not those of this job alone")
         return cls(file, objects, [name_of(one) for one in _with_nodes(file, objects, named)])
@@ -274,7 +276,7 @@ class Manifest:
         """The container that runs the job if the scenario names none. Empty: the first container of each pod."""
         if any(map(is_train_job, filter(self._is_node, self.objects))):
             return TRAINER_NODE
-        named = [{one.get("name") for one in pod["spec"]["containers"]} for pod in self.pods]
+        named = [[one.get("name") for one in pod["spec"]["containers"]] for pod in self.pods]
         ours = any(name.startswith("PyTorchJob/") for name in self.nodes) and all("pytorch" in names for names in named)
         return "pytorch" if ours else ""  # the operator's own rule
 
@@ -290,7 +292,10 @@ class Manifest:
             check(job, container, self.file)
         for pod in self.pods:
             about = self._container(pod["spec"], container or self.default_container)
-            for one in filter(lambda one: isinstance(one, dict), about.get("env") or ()):
+            variables = about.get("env") or []
+            if not isinstance(variables, list):
+                raise UsageError(f"{self.file}: env is no list; write the variables as - {{name: ..., value: ...}}")
+            for one in filter(lambda one: isinstance(one, dict), variables):
                 if not isinstance(one.get("value", ""), str):
                     raise UsageError(
                         f"{self.file}: env {one.get('name')}: kubectl reads {json.dumps(one['value'])}, and no text; "

@@ -66,8 +66,8 @@ def _raised(words: str) -> str:
 
 _LABEL = r"(?:\s|\[(?:rank|default)?\d+\]:|\d+: |\([\w-]+ pid=\d+[^)]*\))*"
 _AGAIN = re.compile(
-    r"\b(?:[Rr]e-?try|[Rr]e-?trying|[Tt]ry(?:ing)? again|[Rr]econnecting|restored|recovered|WARNING|[Ww]arning)\b"
-    r"|socket has failed to connect to"
+    r"\b(?:[Rr]e-?try|[Rr]e-?trying|[Tt]ry(?:ing)? again|[Rr]econnecting|[Ss]kipping|restored|recovered)\b"
+    r"|\b(?:WARNING|[Ww]arning)\b|socket has failed to connect to"
 )
 _CLIENT = re.compile(
     r"https?://|s3://|gs://|HTTPS?Connection|\b(?:urllib3?|requests|botocore|boto3|aiohttp|httpx|httpcore|grpc|wandb)\b"
@@ -124,11 +124,11 @@ CAUSES = (
     ),
     _cause(
         "cuda-out-of-memory", "CUDA",
-        r"(?:[Ee]rror|Exception): (?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP|XPU) out of memory\. Tried to allocate"
-        r"|(?:CUDA|HIP) error: out of memory|[Cc]uda failure (?:2 )?'out of memory'"
+        r"(?:[Ee]rror|Exception): (?:CUDA|HIP|XPU) out of memory"
+        r"|(?:CUDA|HIP)(?: driver)? error: out of memory|[Cc]uda failure (?:2 )?'out of memory'"
         r"|CUBLAS_STATUS_ALLOC_FAILED|torch\.(?:cuda\.)?OutOfMemoryError|cudaErrorMemoryAllocation",
         "the GPU's memory was used up; memory of an earlier attempt is given back only when its process is gone",
-        "",
+        "", common=r"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate",
     ),
     _cause(
         "cuda-error", "CUDA",
@@ -165,7 +165,8 @@ CAUSES = (
     _cause(
         "nccl-net", "the network",
         r"NET/\w+ ?: ?Got completion (?:from peer|with error)|NET/IB ?: .*Got async (?:error )?event"
-        r"|NET/OFI .*(?:completed with error|RC: -?[1-9])|efa_\w+_handle_error\(\)|NCCL WARN Call to ibv_\w+ failed",
+        r"|NET/OFI .*(?:completed with error|[Cc]ompletion error|RC: -?[1-9])"
+        r"|efa_\w+_handle_error\(\)|NCCL WARN Call to ibv_\w+ failed",
         "a transfer of NCCL between two nodes failed; check the adapters, cables and switches of the two (ibstat, the "
         "port's counters)",
         "", "NVIDIA/nccl#1405", "NVIDIA/nccl#1814",
@@ -174,7 +175,8 @@ CAUSES = (
         "shared-memory-full", "the machine",
         r"killed by signal: Bus error|insufficient shared memory \(shm\)|failed to extend /dev/shm/"
         r"|[Ee]rror while creating shared memory segment"
-        r"|(?:unable to (?:write to|allocate shared memory\(shm\) for)|ftruncate|posix_fallocate).*"
+        r"|unable to allocate shared memory\(shm\)"
+        r"|(?:unable to (?:write to|open shared memory object)|ftruncate|posix_fallocate).*"
         r"(?:</?torch_|/dev/shm).*No space left on device|No space left on device.*'/dev/shm/",
         "/dev/shm is full, and a killed attempt leaves its segments there; give it more room, or use fewer workers",
         "", "pytorch/pytorch#5040",
@@ -334,7 +336,7 @@ CAUSES = (
     ),
     _cause(
         "host-out-of-memory", "the machine",
-        r"[Oo]ut of memory: Kill(?:ed)? process|\boom-kill:|[Dd]etected \d+ oom[-_]kill event"
+        r"[Oo]ut of memory: Kill(?:ed)? process|\boom-kill:|\binvoked oom-killer\b|[Dd]etected \d+ oom[-_]kill event"
         r"|\btasks? [\d,-]+: Out Of Memory|OOMKilled|running low on memory|low on resource: memory"
         r"|DataLoader worker \(pid[^)]*\) is killed by signal: Killed"
         r"|DefaultCPUAllocator: (?:can't allocate|not enough)"

@@ -23,10 +23,10 @@ _OTHER_LOSSES = "actor critic value policy unsupervised disc gen kl aux reg"
 _LOSS = (
     "".join(f"(?<!(?i:{word} ))" for word in _OTHER_LOSSES.split())
     + r"(?<![\w/.-])(?:(?:train(?:ing)?|lm|total|avg|mean|reduced|smooth|ce|nll|cross[ _-]entropy)[ _/-])*"
-    r"[Ll]oss(?:es)?\b(?:/train\b)?\s*[:=]?\s*(?:\[|\(|\"|tensor\()?(?P<loss>NUMBER)(?![\d/%])"
+    r"[Ll]oss(?:es)?\b(?:/train\b)?\s*[:=]?\s*(?:\[|\(|\"|tensor\()?(?P<loss>NUMBER)(?![\d/%]|,\d)"
 )
 # After `ce_loss=1 aux_loss=1`, the sum: `loss=2`.
-_ONE_LOSS = r"(?<![\w/.-])(?<![A-Za-z)] )[Ll]oss(?:[:=]\s*|\s+)(?P<loss>NUMBER)(?![\d/%])"
+_ONE_LOSS = r"(?<![\w/.-])(?<![A-Za-z)] )[Ll]oss(?:[:=]\s*|\s+)(?P<loss>NUMBER)(?![\d/%]|,\d)"
 _RATE = r"(?<![\w/])(?:(?:train|optim)/)?(?i:lr|learning[ _-]rate)\b\s*[:=]?\s*\[?(?P<lr>NUMBER)"
 _STEP = (
     r"(?<![\w/.-])(?:global[ _]|(?:train(?:ing)?|trainer)[ _/](?:global_)?|optim(?:izer)?[ _])?"
@@ -38,13 +38,14 @@ _KEYS = r"""["']_?(?:(?:global|train|trainer)[_/])*(?:steps?|iter(?:ation)?|num_
 # Epoch 1`), a field that says so, or both losses, as nanoGPT prints after an evaluation.
 _EVALUATION = re.compile(
     r"(?i)(?<![a-z])(?:(?:eval(?:uat\w+)?|val|valid\w*|test(?:ing)?|infer\w*|benchmark|dev|held[ -]?out|hold-?out"
+    r"|zero-?shot|since"
     r"|best|lowest|previous|(?:re)?load(?:ed|ing)|resum(?:ed|ing)|restor(?:ed|ing)|sav(?:ed|ing))"
     r"(?:[\s\](){}:|,._/\"'*=#~<>…-]|set|data|metrics?|results?|checkpoint|model|state"
     r"|at|after|from|in|of|on|for|to|\S*/\S*)*)"
     r"(?:global[ _])?(?:step|iter|epoch|loss|batch|update)"
 )
 _EVALUATES = re.compile(
-    r"""(?i)\b(?:split|phase|mode|stage)["']?\s*[:=]\s*["']?(?:eval|val|test)|\[(?:eval|val|valid|validation|test)\]"""
+    r"""(?i)\b(?:split|phase|mode|stage)["']?\s*[:=]\s*["']?(?:eval|val|test)|[\[(](?:eval|val|valid|validation|test)[\])]"""
     r"""|^\s*wandb: |\b(?:Namespace|\w*Config|\w*Args|\w*Arguments)\(|train[ _/]loss\W{1,3}[\d.]+\W+val"""
 )
 _PLACE = re.compile(r"(?<=:)(?!steps?:)([\w.<>]+):\d+(?= - |[\])]| \|)")  # in the code: `module:function:12 - `

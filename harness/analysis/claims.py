@@ -230,6 +230,7 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "after": Claim("are those after step {step}", _NAMED + ", or the check sums on all ranks, before it began"),
     "after of trained": Claim("are the trained parameters after step {step}", _NAMED + ", before the attempt began"),
+    "copy of trained": Claim("have the values of trained parameters", _NAMED + ", frozen ones and trained ones"),
     "exchanged": Claim("hold those of", _NAMED),
     "kept": Claim("{whose} were restored", _NAMED + " on these ranks, too"),
     "sums other": Claim("their check sums are others", "the check sums of all ranks before and after the resume"),

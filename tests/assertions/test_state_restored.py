@@ -500,21 +500,26 @@ def test_what_the_optimizer_of_another_rank_trains_is_not_called_frozen(trainer:
 
 
 @pytest.mark.parametrize(
-    ("begins", "words"), [(11.0, "are the trained parameters after step 10"), (77.0, "are others")]
+    ("begins", "name", "words"),
+    [
+        (11.0, NAMES[0], "are the trained parameters after step 10"),
+        (11.0, "0.weight", "have the values of trained parameters"),
+        (77.0, NAMES[0], "are others"),
+    ],
 )
-def test_a_frozen_copy_is_explained_by_what_came_before_it(trainer: Any, begins: float, words: str) -> None:
+def test_a_frozen_copy_is_explained_by_what_came_before_it(trainer: Any, begins: float, name: str, words: str) -> None:
     """A teacher that is copied after the load has the loaded weights instead of the first ones. It stays as it is, and
     that later steps of the attempt have it too explains nothing."""
 
     class Teacher(_named(trainer).__class__):  # type: ignore[misc]
         def emit(self, kind: Kind, data: Any, *who: Any, **when: Any) -> None:
             if kind in (Kind.BEGUN, Kind.KEPT):
-                data = {**data, "frozen": {f"Net:{NAMES[0]}": _entry(begins if who[1] else 0.5)}}
+                data = {**data, "frozen": {f"Net:{name}": _entry(begins if who[1] else 0.5)}}
             super().emit(kind, data, *who, **when)
 
     job = Teacher(kills=((13, 1),), state_seen=True, noise=True, global_batch=True)
     reason = StateRestored().judge(job.record(), ()).reason
-    assert f"the frozen parameters Net:{NAMES[0]} {words}" in reason, reason
+    assert f"the frozen parameters Net:{name} {words}" in reason, reason
 
 
 def test_an_rng_that_was_lost_is_told_beside_what_was_restored(trainer: Any) -> None:

@@ -199,7 +199,7 @@ class _Compared:
         frozen_names = {name for quantity, name in begun.compared if quantity == "frozen"}
         return Carried(
             attempt, self._saver, parameters, moments, begun.equal("frozen"), begun.equal("buffers"),
-            others=tuple(begun.of("parameters", "frozen", "buffers", MOMENTS)),
+            others=tuple(self._with_step(other) for other in begun.of("parameters", "frozen", "buffers", MOMENTS)),
             after={name: step for name in lost if (step := self._of[name]) is not None},
             moved=self._moved,
             no_moments=not begun.seen.get(MOMENTS) and all(map(is_of_nothing, self._sums_of_moments())),
@@ -207,6 +207,12 @@ class _Compared:
             after_forward=begun.after_forward,
             generators=begun.generators_in_words(begun.lost_generators, attempt.world_size),
         )  # fmt: skip
+
+    def _with_step(self, other: Other) -> Other:
+        """Says of what step a part is of which only that is not known: the check sum of all parts may show it."""
+        step = self._of.get(other.quantity)
+        known = step is not None and step != self._base and other.holds == said("others")
+        return replace(other, holds=said("after", step=step)) if known else other
 
     def _is_harmless(self, other: Other) -> bool:
         """Whether a part that is not as it was is no state: it had no effect on the next step."""

@@ -468,9 +468,10 @@ class _Words:
                 yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
                 continue
             entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
-            yield rank, said("missing") if entry is None else next(self._holds(other, rank, entry), said("others"))
+            holds = self._holds(other, rank, mine[rank], entry) if entry is not None else iter([said("missing")])
+            yield rank, next(holds, said("others"))
 
-    def _holds(self, other: Other, rank: int, entry: Entry) -> Iterator[str]:
+    def _holds(self, other: Other, rank: int, mine: State, entry: Entry) -> Iterator[str]:
         quantity, name = other.quantity, other.name
         due = _values(self._due[rank if rank in self._due else min(self._due)], quantity) if self._due else None
         was = (due or {}).get(name)
@@ -501,6 +502,8 @@ class _Words:
                 trained = name.rpartition(":")[2]
                 if (step := self._own.after("parameters", trained, entry, self._since_s)) is not None:
                     yield said("after of trained", step=step)
+                if tuple(entry) in map(tuple, (_values(mine, "parameters") or {}).values()):
+                    yield said("copy of trained")
 
 
 def _said_equal(state: State, quantity: str, name: str, entry: Entry) -> bool:

@@ -158,7 +158,7 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     repeated -= new
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if alone := _of_one_alone(ours, theirs, step):
-        return replace(alone, measured=measured)
+        return replace(alone, measured={**measured, "repeated": 0})  # a step that only one of them made repeats nothing
     if skips := other_iterations(ours, theirs, step):
         told = f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
         return failed(told, First(What.SAMPLES, step), **measured)

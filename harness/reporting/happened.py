@@ -148,11 +148,11 @@ def _again(run: Record, attempt: Attempt) -> str:
         one.last_step for one in run.history.attempts if one.number < attempt.number and one.last_step is not None
     ]
     lost = max(before, default=0) - (attempt.base or 0)
-    return f": {lost} {'step has' if lost == 1 else 'steps have'} to be done again" if lost > 0 else ""
+    return f": {counted(lost, 'step')} to do again" if lost > 0 else ""
 
 
 def _conflicts(attempt: Attempt) -> str:
-    return f" (a witness disagrees: {attempt.conflicts[0]})" if attempt.conflicts else ""
+    return f"; but {attempt.conflicts[0]}" if attempt.conflicts else ""
 
 
 def _disagreement(attempt: Attempt) -> str:

@@ -202,7 +202,7 @@ def test_no_name_is_shortened_to_one_that_does_not_exist(trainer: Any) -> None:
     run = trainer(kills=[(8, 1)]).record()
     told = [one.text for one in happened(_with_files(run, lambda step: (f"m{step}/partial_0.pt", f"m{step}/main.pt")))]
     assert "the checkpoint of step 5 is saved: m5" in told
-    assert "attempt 1 goes on after step 5, from m5: 2 steps have to be done again" in told
+    assert "attempt 1 goes on after step 5, from m5: 2 steps to do again" in told
     told = [one.text for one in happened(_with_files(run, lambda step: ("partial_1.pt",)))]
     assert "the checkpoint of step 5 is saved: partial_1.pt" in told
     assert name_of("/job/checkpoints/partial_1.pt") == "partial_1.pt"

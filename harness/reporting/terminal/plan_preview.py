@@ -251,8 +251,6 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
         "stops when": _named(plan.stop),
         "limits": ", ".join(f"{what} {_limit(limit)}" for what, limit in limits.items() if limit is not None),
         "consent": ", ".join(plan.consent),
-        "watched": ", ".join(plan.hooks),
-        "needs": ", ".join(plan.needs),
     }
 
 

@@ -82,6 +82,14 @@ def test_the_file_is_blamed_and_not_the_data(names: str, parts: tuple[str, ...],
         assert "the data: " not in found.reason
 
 
+def test_a_thread_that_was_seen_to_write_late() -> None:
+    """Then the record of the save fits several steps; its number and the data of the next step are those of one."""
+    for found in _told(("weights", "moments", "opt_step"), names="ckpt_{}.pt", lag=2, every=4, kills=(11,)):
+        assert found.outcome is Outcome.FAILED, found.reason
+        assert "ckpt_8.pt is of step 8" in found.reason
+        assert "the weights that it began with are those after step 10" in found.reason
+
+
 def test_weights_of_an_earlier_step() -> None:
     """A copy that was not renewed: it was not written late."""
     for found in _told(("weights", "moments", "opt_step"), by=-3):

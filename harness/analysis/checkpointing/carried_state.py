@@ -399,7 +399,7 @@ def mixed_state(history: History, part: Segment) -> str:
         if one.name in _GOES_ON and len(one.fits) == 1 and base not in one.fits
     }
     both = set.intersection(*claims) & set().union(*goes_on.values()) - {0}
-    if len(both) == 1 and not any(base in fits for fits in claims):
+    if len(both) == 1 and (number_in_name(name) in both or not any(base in fits for fits in claims)):
         step = both.pop()
         late = ": they were written, or copied, while the training went on" if base > step else ""
         return said("torn", name=name, step=step, weights=base, late=late)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchaos.plugin.families.network import CutFault
+from torchaos.plugin.families.network import PacketDropFault
 
 
 @dataclass(frozen=True)
-class Loss(CutFault):
+class Loss(PacketDropFault):
     """Drops `percent` of the packets between the target nodes and `peers` (by default all other nodes), chosen at
     random, in both directions."""
 

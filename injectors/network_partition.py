@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchaos.plugin.families.network import CutFault
+from torchaos.plugin.families.network import PacketDropFault
 
 
 @dataclass(frozen=True)
-class Partition(CutFault):
+class Partition(PacketDropFault):
     """Cuts the target nodes off from `peers` (by default all other nodes). `direction` is seen from the target: `out`
     drops the packets that the target sends. With `ports`, only TCP from or to these ports is dropped, for example the
     port of the rendezvous store."""

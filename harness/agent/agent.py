@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
 from .injection.fault_triggers import FaultTriggers
-from .injection.rank_site import Lasting
+from .injection.rank_site import LastingFaults
 from .training.tally import Epochs, Phases, Tally
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Agent:
         self.put_back = 0  # calls of load_state_dict for what the job trains
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
-        self.lasting = Lasting()
+        self.lasting = LastingFaults()
         self.look_for_saves: Callable[[], Any] | None = None  # called when a backward, step or rename begins
         # Called in each phase that may be the first of a step, while the state with which a step begins is wanted.
         self.state_begins: Callable[..., Any] | None = None

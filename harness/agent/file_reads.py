@@ -1,4 +1,4 @@
-"""Records which of the job's own files a process reads (`Reads`)."""
+"""Records which of the job's own files a process reads (`FileReads`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 _MODULES = (".py", ".so")
 
 
-class Reads:
+class FileReads:
     """Records which of the job's own files this process reads, from Python's audit events. A cached twin is used again
     only while these files are unchanged. Files that native code opens, and checks whether a file exists, raise no audit
     event.

@@ -29,9 +29,9 @@ def install(agent: Agent) -> None:
 
 
 def _record_reads(agent: Agent) -> None:
-    from .file_reads import Reads
+    from .file_reads import FileReads
 
-    Reads(agent).install()
+    FileReads(agent).install()
 
 
 def _note_imports(agent: Agent) -> None:
@@ -59,19 +59,19 @@ class _Installer:
 
     def torch_is_there(self, torch: ModuleType) -> None:
         from .batches.batch_loader import LoaderHook
-        from .batches.batch_ring import Ring, Trained
+        from .batches.batch_ring import BatchRing, TrainedBatches
         from .collectives.collective_hooks import GroupHook
         from .saving.checkpoint_hooks import CheckpointHook, Transfers
-        from .saving.manifest_hooks import Digesting
+        from .saving.manifest_hooks import ManifestHook
         from .state.state_check_sums import StateSums
-        from .training.learning_rates import Rates
+        from .training.learning_rates import LearningRates
         from .training.loss import Losses
         from .training.step_hooks import StepHooks
 
-        agent, ring = self._agent, Ring()
+        agent, ring = self._agent, BatchRing()
         agent.started(str(torch.__version__))
         agent.triggers.load()
-        rates, trained = Rates(agent), Trained(ring)
+        rates, trained = LearningRates(agent), TrainedBatches(ring)
         steps = StepHooks(agent, Losses(agent), rates, trained)
         self._finish = steps.finish
         self._when("torch.autograd", "steps", steps.patch_autograd)
@@ -86,7 +86,7 @@ class _Installer:
         if "samples" in agent.live:
             self._samples(LoaderHook(agent, ring, trained), trained)
         if "checkpoints" in agent.live:
-            digesting = Digesting(agent)
+            digesting = ManifestHook(agent)
             self._at_end.append(digesting.ended)
             sums = StateSums(agent)
             self._when("torch", "kept", sums.patch)

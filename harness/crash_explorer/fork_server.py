@@ -35,7 +35,7 @@ _AGENT = "_torchaos"
 def serve(sock: socket.socket) -> dict[str, Any] | None:
     """Serves requests. In the parent: returns None when the other end is closed. In a forked rank: returns the program
     to run."""
-    lines, keeper = sock.makefile("rb"), Keeper()
+    lines, keeper = sock.makefile("rb"), StoreProcess()
     for line in lines:
         request = json.loads(line)
         if request["do"] == "import":
@@ -58,7 +58,7 @@ def serve(sock: socket.socket) -> dict[str, Any] | None:
     return None
 
 
-class Keeper:
+class StoreProcess:
     """A forked process with a store of torch.distributed. If rank 0 had the store, the other ranks would try to connect
     before it is there, and torch tries again only half a second later."""
 

@@ -33,17 +33,17 @@ import mfusepy
 from torchaos.harness.crash_explorer.operations import OperationKind
 from torchaos.harness.crash_explorer.recording_log import Note, Query, RecordingLog, TreeRemoval, is_given
 from torchaos.harness.fault_drivers.fs_rules import Rules
-from torchaos.harness.fault_drivers.storage_fs import Served, Spoiler, serve
+from torchaos.harness.fault_drivers.storage_fs import FaultyFs, FaultyOperations, serve
 from torchaos.harness.rollback.file_handles import Mount
 
 _HIDDEN = ".fuse_hidden"  # libfuse renames a file to such a name if it is removed while it is open
 
 
-class RecordingFs(Served):
+class RecordingFs(FaultyFs):
     """Serves the folder and records the operations. A change and its line are written together, so the order of lines
     is the order of changes. Only a sync may take time; its line says which changes it covers."""
 
-    def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
+    def __init__(self, folder: str, spoil: FaultyOperations, mount: Mount, home: Path) -> None:
         super().__init__(folder, spoil, mount)
         self._notes = RecordingLog(home)
         self._lock = threading.Lock()
@@ -185,10 +185,10 @@ def _name_of(path: str) -> str:
     return path.lstrip("/")
 
 
-class ReadTraceFs(Served):
+class ReadTraceFs(FaultyFs):
     """Serves the folder and notes the questions."""
 
-    def __init__(self, folder: str, spoil: Spoiler, mount: Mount, home: Path) -> None:
+    def __init__(self, folder: str, spoil: FaultyOperations, mount: Mount, home: Path) -> None:
         super().__init__(folder, spoil, mount)
         self._lines = os.open(home / "looks", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._lock = threading.RLock()
@@ -359,7 +359,7 @@ _KINDS = {"recording": RecordingFs, "looks": ReadTraceFs}
 def main(kind: str, folder: str, source: str, switch: str, home: str) -> int:
     if not is_given():
         return 1
-    nothing = Spoiler(Rules((), ()), Path(switch), Path(home, "spoilt"))
+    nothing = FaultyOperations(Rules((), ()), Path(switch), Path(home, "spoilt"))
     return serve(_KINDS[kind](folder, nothing, Mount(folder, source), Path(home)), folder, source)
 
 

@@ -175,7 +175,9 @@ class OverlayFault(Fault):
         for folder, pids in folders_of(site.pids).items():
             gpus = gpus_of(self.gpu, pids)
             keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in self.orders()}
-            probes.append(Served(folder / LOG, site.fault, frozenset(keys), _since_s(_path(folder, site.fault))))
+            probes.append(
+                AnsweredQueries(folder / LOG, site.fault, frozenset(keys), _since_s(_path(folder, site.fault)))
+            )
         return probes
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
@@ -213,7 +215,7 @@ def _write(path: Path, orders: bytes) -> None:
 
 
 @dataclass
-class Served:
+class AnsweredQueries:
     """A probe that reads the overlay's log, and reports each process that got an answer changed by one of these
     orders."""
 

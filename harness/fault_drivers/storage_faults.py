@@ -248,8 +248,8 @@ class StorageFault(Fault):
                 )
             time.sleep(0.005)
 
-    def probes(self, site: NodeSite) -> Sequence[Spoilt]:
-        return [Spoilt(site.fault, _log(site))]
+    def probes(self, site: NodeSite) -> Sequence[FailedOperations]:
+        return [FailedOperations(site.fault, _log(site))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """Evidence that a target rank got an error or had to wait. The witness is the file system, which runs outside
@@ -264,7 +264,7 @@ class StorageFault(Fault):
 
 
 @dataclass
-class Spoilt:
+class FailedOperations:
     """A probe that reads the log of storage_fs.py, and reports the errors and delays of each rank."""
 
     fault: str

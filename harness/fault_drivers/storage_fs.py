@@ -30,7 +30,7 @@ _LOOK_S = 0.01  # seconds
 _STAT = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size", "st_blocks", "st_blksize")
 
 
-class Spoiler:
+class FaultyOperations:
     """Decides for each operation whether it fails, waits or passes, and writes the log."""
 
     def __init__(self, rules: Rules, switch: Path, log: Path) -> None:
@@ -71,10 +71,10 @@ class Spoiler:
         os.write(self._log, json.dumps(line).encode() + b"\n")
 
 
-class Served(mfusepy.Operations):  # type: ignore[misc]
+class FaultyFs(mfusepy.Operations):  # type: ignore[misc]
     use_ns = True
 
-    def __init__(self, folder: str, spoil: Spoiler, mount: Mount) -> None:
+    def __init__(self, folder: str, spoil: FaultyOperations, mount: Mount) -> None:
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._spoil, self._mount = spoil, mount
 
@@ -205,7 +205,9 @@ def _below(path: str) -> str:
 
 def main(folder: str, source: str, switch: str, log: str) -> int:
     rules = Rules.from_json(sys.stdin.read())
-    return serve(Served(folder, Spoiler(rules, Path(switch), Path(log)), Mount(folder, source)), folder, source)
+    return serve(
+        FaultyFs(folder, FaultyOperations(rules, Path(switch), Path(log)), Mount(folder, source)), folder, source
+    )
 
 
 def _kind(entry: os.DirEntry[str]) -> int:
@@ -214,7 +216,7 @@ def _kind(entry: os.DirEntry[str]) -> int:
     return next((kind for is_this, kind in kinds if is_this), 0)
 
 
-def serve(served: Served, folder: str, source: str) -> int:
+def serve(served: FaultyFs, folder: str, source: str) -> int:
     """Serves the folder until it is unmounted. Returns an exit code."""
     options = {"allow_other": True} if os.geteuid() == 0 else {}
     try:

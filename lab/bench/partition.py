@@ -26,7 +26,7 @@ from typing import Any
 
 from intervals import percentile
 
-from torchaos.harness.fault_drivers.network.links import Cut, Link
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop
 from torchaos.harness.fault_drivers.network.udp_probe import Meter
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import JobSpec
@@ -108,8 +108,8 @@ def effects(marks: list[Any], record: Path) -> dict[str, dict[str, list[float]]]
 
 
 def by_harness(links: list[Link], reaper: ReaperClient) -> Way:
-    def cut(number: int) -> Cut:
-        return Cut(f"bench-{number}", links[:1], links[1:])
+    def cut(number: int) -> PacketDrop:
+        return PacketDrop(f"bench-{number}", links[:1], links[1:])
 
     def partition(number: int) -> None:
         reaper.record_undo(f"bench#{number}", cut(number).handles, owner="bench")
@@ -123,7 +123,7 @@ def by_harness(links: list[Link], reaper: ReaperClient) -> Way:
 
 
 def by_nft(links: list[Link]) -> Way:
-    cut = Cut("plain", links[:1], links[1:])
+    cut = PacketDrop("plain", links[:1], links[1:])
     ((namespace, script),) = cut.scripts().items()
     table = [cut.handles[0].family, cut.handles[0].table]
     delete = namespace.enter(["nft", "delete", "table", *table])

@@ -267,10 +267,10 @@ def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
 
 def _cut(session: Session) -> Callable[[], None]:
     """Separates the two nodes. Returns the function that connects them again."""
-    from torchaos.harness.fault_drivers.network.links import Cut
+    from torchaos.harness.fault_drivers.network.links import PacketDrop
 
     links = [live.node.link for live in session.job.nodes()]
-    cut = Cut("stalls", links[:1], links[1:])
+    cut = PacketDrop("stalls", links[:1], links[1:])
     cut.apply()
     (table,) = cut.handles
     return table.undo

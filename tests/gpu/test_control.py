@@ -197,7 +197,7 @@ def test_what_a_watcher_was_served_is_told_once(tmp_path: Path) -> None:
     """Only orders of this fault, each for each process once, and no line that is not whole."""
     log = tmp_path / "nvml.log"
     told: list[dict[str, Any]] = []
-    probe = gpu_fault.Served(log, "f", frozenset({"gpu1.lost"}))
+    probe = gpu_fault.AnsweredQueries(log, "f", frozenset({"gpu1.lost"}))
 
     def emit(kind: Kind, data: Any) -> Any:
         told.append({"kind": kind, **data})

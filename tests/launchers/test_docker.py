@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from torchaos.harness import registry
 from torchaos.harness.fault_drivers.containers import changes
-from torchaos.harness.fault_drivers.network.links import Cut, Link, counts
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop, counts
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import address, engine, of_run
@@ -152,7 +152,7 @@ def test_what_is_in_a_container(idle: Nodes) -> None:
         assert len(found) >= 2
         assert live.node.host_pid(12345) is None
     links = [link for live in (first, second) if (link := live.node.link)]
-    cut = Cut("apart", links[:1], links[1:])
+    cut = PacketDrop("apart", links[:1], links[1:])
     assert _connect(links[0], links[1]) == errno.ECONNREFUSED
     cut.apply()
     assert _connect(links[0], links[1]) == errno.EAGAIN

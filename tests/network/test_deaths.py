@@ -34,7 +34,7 @@ from torchaos.harness import registry
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.running.launchers.local import Netns
 from torchaos.harness.fault_drivers.site import OutsideSite
-from torchaos.harness.fault_drivers.network.links import Cut
+from torchaos.harness.fault_drivers.network.links import PacketDrop
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle
 from torchaos.harness.fault_drivers.network.network_faults import Shape, Shaper
 from torchaos.harness.running.launchers.local_job import Proxied
@@ -50,7 +50,7 @@ cluster = [SimpleNamespace(node=node) for node in launcher.create(spec)]
 links = [live.node.link for live in cluster]
 toxic = registry.find("injectors", "proxy.latency")(endpoint="store")
 for number in itertools.count():
-    cut = Cut(f"cut-{number}", links[:1], links[1:])
+    cut = PacketDrop(f"cut-{number}", links[:1], links[1:])
     shaper = Shaper(f"slow-{number}", links[1], Shape(delay=5.0))
     there = dict(nodes=cluster[:1], cluster=cluster, endpoints=launcher.endpoints)
     site = OutsideSite(f"site-{number}", (), lambda *_: None, **there)

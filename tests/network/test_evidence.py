@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.links import Cut, Link
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop
 from torchaos.harness.fault_drivers.network.network_faults import netem
 from torchaos.harness.fault_drivers.network.packet_queue import Shape, flipped
 from torchaos.harness.fault_drivers.network.traffic_counters import at_least
@@ -106,7 +106,7 @@ def test_a_proof_is_a_sentence_with_its_number() -> None:
     assert proof({}) is None
 
 
-def _only(cut: Cut) -> str:
+def _only(cut: PacketDrop) -> str:
     """The one script, for the switch."""
     (script,) = cut.scripts().values()
     return script
@@ -119,13 +119,13 @@ def _link(port: str) -> Link:
 def test_the_rules_of_a_cut() -> None:
     """Both directions or one, all protocols or TCP ports alone, everything or a share."""
     a, b = [_link("port0")], [_link("port1")]
-    whole = _only(Cut("f", a, b))
+    whole = _only(PacketDrop("f", a, b))
     assert whole.count(" drop\n") == 4
-    one_way = _only(Cut("f", a, b, both=False))
+    one_way = _only(PacketDrop("f", a, b, both=False))
     assert one_way.count('iifname { "port0" }') == 2
     assert 'iifname { "port1" }' not in one_way
-    assert "numgen random mod 10000 < 250 " in _only(Cut("f", a, b, percent=2.5))
-    ports = _only(Cut("f", a, b, both=False, ports=[29400, 7]))
+    assert "numgen random mod 10000 < 250 " in _only(PacketDrop("f", a, b, percent=2.5))
+    ports = _only(PacketDrop("f", a, b, both=False, ports=[29400, 7]))
     assert "tcp sport { 29400, 7 }" in ports
     assert "tcp dport { 29400, 7 }" in ports
     assert "l4proto" not in ports

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.fault_drivers.network.links import Cut, Link, counts
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop, counts
 from torchaos.harness.fault_drivers.network.network_faults import Shaper
 from torchaos.harness.fault_drivers.network.packet_queue import Shape
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle, read, round_trips
@@ -57,7 +57,7 @@ def test_a_partition_drops_and_heals(links: list[Link], connection: Ends, undo: 
     """An established connection is silent while the nodes are cut apart, its packets are counted as dropped, and what
     was sent meanwhile comes after the cut is taken back."""
     assert _answers(connection, 20)
-    cut = Cut("apart", [links[0]], [links[1], links[2]])
+    cut = PacketDrop("apart", [links[0]], [links[1], links[2]])
     assert cut.handles[0].is_undone()
     cut.apply()
     assert not cut.handles[0].is_undone()
@@ -73,7 +73,7 @@ def test_a_partition_drops_and_heals(links: list[Link], connection: Ends, undo: 
 def test_a_one_way_cut(links: list[Link], wire: Any, undo: Any) -> None:
     """What node 1 sends is lost, and what node 0 sends comes."""
     wire.send(1)  # the neighbour is known: its answer to who it is would be lost, too
-    cut = Cut("one-way", [links[1]], [links[0]], both=False)
+    cut = PacketDrop("one-way", [links[1]], [links[0]], both=False)
     cut.apply()
     assert len(wire.send(20)) == 20
     undo(*cut.handles)
@@ -83,7 +83,7 @@ def test_a_one_way_cut(links: list[Link], wire: Any, undo: Any) -> None:
 def test_only_some_ports_are_cut(links: list[Link], connection: Ends, wire: Any, undo: Any) -> None:
     """A connection to the port is cut; everything else goes through."""
     port = connection[1].getsockname()[1]
-    cut = Cut("port", [links[1]], [links[0]], ports=[port])
+    cut = PacketDrop("port", [links[1]], [links[0]], ports=[port])
     cut.apply()
     assert not _answers(connection, 0.3)
     assert len(wire.send(20)) == 20
@@ -94,7 +94,7 @@ def test_only_some_ports_are_cut(links: list[Link], connection: Ends, wire: Any,
 @pytest.mark.needs("links", "nft")
 def test_loss_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) -> None:
     """Of 2,000 datagrams 20 %, give or take 4 points (4.5 standard deviations), do not come."""
-    cut = Cut("loss", [links[0]], [links[1]], percent=20)
+    cut = PacketDrop("loss", [links[0]], [links[1]], percent=20)
     cut.apply()
     came = len(wire.send(2000, gap_s=0.0002))
     undo(*cut.handles)
@@ -269,7 +269,7 @@ def test_the_meter_sees_a_delay(links: list[Link], undo: Any) -> None:
 def test_the_meter_sees_loss(links: list[Link], undo: Any) -> None:
     """Of a fifth that is to be lost it counts a fifth, give or take 4 points, and all of it when all is dropped."""
     for percent in (20.0, 100.0):
-        cut = Cut("metered", [links[0]], [links[1]], percent=percent)
+        cut = PacketDrop("metered", [links[0]], [links[1]], percent=percent)
         cut.apply()
         assert _metered(links, {"loss_percent": percent}, 1000)["loss_percent"] == pytest.approx(percent, abs=4.0)
         undo(*cut.handles)

@@ -93,7 +93,7 @@ import os, signal, sys
 from pathlib import Path
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.running.launchers.local import Netns
-from torchaos.harness.fault_drivers.network.links import Cut
+from torchaos.harness.fault_drivers.network.links import PacketDrop
 from torchaos.harness.rollback.reaper_client import ReaperClient
 run, folder = sys.argv[1], Path(sys.argv[2])
 launcher = Netns()
@@ -101,7 +101,7 @@ spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "j
 reaper = ReaperClient.start(folder, run)
 reaper.record_undo("launcher", launcher.resources(spec), owner="launcher")
 nodes = launcher.create(spec)
-cut = Cut("cut", [nodes[0].link], [nodes[1].link])
+cut = PacketDrop("cut", [nodes[0].link], [nodes[1].link])
 reaper.record_undo("cut", cut.handles, owner="cut")
 cut.apply()
 print(nodes[0].link.switch.pid, *(node.link.namespace.pid for node in nodes), flush=True)
@@ -143,7 +143,7 @@ import os, subprocess, sys, tempfile
 from pathlib import Path
 from torchaos.harness.running.launchers.job import StartedNode as LiveNode
 from torchaos.harness.running.launchers.local import NetnsNode, keepers, make_links
-from torchaos.harness.fault_drivers.network.links import Cut
+from torchaos.harness.fault_drivers.network.links import PacketDrop
 from torchaos.harness.rollback.handles import JobProcesses
 import json, random, socket  # from here on our own Python can't be read
 run = sys.argv[1]
@@ -151,7 +151,7 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.executable = "/usr/bin/python3"
 links = make_links(Path(tempfile.mkdtemp()), 2, run)
 print(*(subprocess.check_output(link.namespace.enter(["hostname"], Path("/")), text=True).strip() for link in links))
-cut = Cut("cut", links[:1], links[1:])
+cut = PacketDrop("cut", links[:1], links[1:])
 cut.apply()
 print(cut.handles[0].is_undone())
 cut.handles[0].undo()

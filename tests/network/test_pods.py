@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.links import Cut, Link
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.rollback.network_handles import NftTable
@@ -121,7 +121,7 @@ def test_a_cut_of_addresses_of_both_versions_loads(links: list[Link]) -> None:
         Link(namespace, namespace, "eth0", "eth0", address, "n", "/etc/hosts", "run")
         for namespace, address in ((here, "10.0.0.1"), (elsewhere, "10.0.0.2"), (elsewhere, "fd00::2"))
     ]
-    (script,) = Cut("f", made[:1], made[1:], ports=[7], percent=50.0).scripts().values()
+    (script,) = PacketDrop("f", made[:1], made[1:], ports=[7], percent=50.0).scripts().values()
     links[2].namespace.run(["nft", "--check", "-f", "-"], script)
     assert script.count("ip6 ") == 4
 

@@ -20,13 +20,13 @@ from typing import Any
 from ...protocol.wire import Phase
 from ..agent import Agent
 from . import sample_digests
-from .batch_ring import Ring, Trained
+from .batch_ring import BatchRing, TrainedBatches
 
 
-class Handover:
+class QueueHook:
     """Sees which batches the loop takes from a thread of the job. Such a thread passes them by a `queue.Queue`."""
 
-    def __init__(self, agent: Agent, ring: Ring) -> None:
+    def __init__(self, agent: Agent, ring: BatchRing) -> None:
         self._agent, self._ring = agent, ring
         self._taken = agent.careful("samples")(self._take)
 
@@ -59,11 +59,11 @@ _AHEAD = {"accelerate.data_loader": 1}
 class LoaderHook:
     """Wraps `__next__`, `_next_index` and `_reset` of the loader's iterators."""
 
-    def __init__(self, agent: Agent, ring: Ring, trained: Trained) -> None:
+    def __init__(self, agent: Agent, ring: BatchRing, trained: TrainedBatches) -> None:
         self._agent, self._ring, self._trained = agent, ring, trained
         self._wrapped = False  # a DDP or FSDP model was seen; unless idle, it enters the forward phase itself
         self._inside: set[int] = set()  # threads that are in `__next__`
-        self._handover = Handover(agent, ring)
+        self._handover = QueueHook(agent, ring)
         self._receive = agent.careful("samples")(self._receive_batch)
 
     def model_is_wrapped(self) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 from ...protocol.wire import Phase
 from ..agent import Agent
 from . import sample_digests
-from .sample_digests import Batch, Known, View
+from .sample_digests import Batch, KnownTensor, SampleView
 
 _RING = 256
 UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread, unseen by the agent
 
 
-class Ring:
+class BatchRing:
     """The last batches that were fetched for the training loop. A loader or a thread may still hold some of them back
     from the loop."""
 
@@ -33,7 +33,7 @@ class Ring:
         self._last: Batch | None = None  # the batch that was trained on last
         # By the id of a tensor: the tensor and its batch. The batch is None if several untrained batches contain the
         # tensor.
-        self._tensors: dict[int, tuple[Known, Batch | None]] = {}
+        self._tensors: dict[int, tuple[KnownTensor, Batch | None]] = {}
 
     def receive(self, batch: Batch, ahead: int) -> None:
         """Adds a batch. `ahead`: how many batches, including this one, the loader still holds back from the loop."""
@@ -63,7 +63,7 @@ class Ring:
     def has_fetched(self) -> bool:
         return bool(self._fetched)
 
-    def hand_over(self, views: Sequence[View]) -> None:
+    def hand_over(self, views: Sequence[SampleView]) -> None:
         """Records that the loop takes from a thread the batch that has these tensors."""
         batch = _of_all(views, list(self._fetched))
         if batch is not None:
@@ -84,7 +84,7 @@ class Ring:
         (batch,) = owners
         return batch if batch in self._fresh else None
 
-    def match(self, views: Sequence[View]) -> Batch | None:
+    def match(self, views: Sequence[SampleView]) -> Batch | None:
         """The batch that has the most of these tensors, by their contents; of several such batches, the oldest that has
         not been trained on. None if no batch has any of the tensors, or if several batches with different tensors fit
         equally well."""
@@ -139,12 +139,12 @@ class Ring:
         self._last = batch
 
 
-def _of_all(views: Sequence[View], batches: Sequence[Batch]) -> Batch | None:
+def _of_all(views: Sequence[SampleView], batches: Sequence[Batch]) -> Batch | None:
     marks = {view.mark() for view in views}
     return _alike([batch for batch in batches if marks <= batch.marks]) if marks else None
 
 
-def _of_some(views: Sequence[View], batches: Sequence[Batch]) -> Batch | None:
+def _of_some(views: Sequence[SampleView], batches: Sequence[Batch]) -> Batch | None:
     marks = {view.mark() for view in views}
     common = [(len(batch.marks & marks), not batch.used) for batch in batches]
     best = max(common, default=(0, False))
@@ -157,10 +157,10 @@ def _alike(batches: Sequence[Batch]) -> Batch | None:
     return batches[0] if same else None
 
 
-class Trained:
+class TrainedBatches:
     """Collects the batches on which the current segment trains; `take` returns them at its end."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: BatchRing) -> None:
         self._ring = ring
         self._through_model = False  # a wrapped model has been seen in training
         self._forwards: list[Batch | None] = []  # since the last backward; None: an unknown batch

@@ -28,7 +28,7 @@ _KEPT, _FEW = 1 << 14, 4  # bytes up to which a copy is kept with a batch, if th
 _MARK, _WORD = 4096, 8  # bytes of memory that identify a tensor, and bytes of a word
 
 
-class Known(NamedTuple):
+class KnownTensor(NamedTuple):
     """A tensor that can be recognized as long as it lives and is not changed in place."""
 
     id: int
@@ -47,7 +47,7 @@ class Batch:
     samples: bytes | None  # a digest for each row, of ROW bytes; None: the batch could not be read
     indices: tuple[int, ...] | None = None
     kept: Sequence[int | bytes] = ()  # for each tensor of the batch: the mark, or a copy of the memory; see View.mark
-    tensors: Sequence[Known] = ()
+    tensors: Sequence[KnownTensor] = ()
     used: bool = False  # the batch has been trained on
 
     @cached_property
@@ -76,7 +76,7 @@ def _leaves(value: Any) -> list[Any]:
     return found
 
 
-class View:
+class SampleView:
     """The bytes of one tensor, array or list of texts, row by row. They are read on demand."""
 
     def __init__(self, leaf: Any, count: int) -> None:
@@ -118,7 +118,7 @@ class View:
         return memoryview(self._leaf).cast("B")
 
 
-class _Tensor(View):
+class _Tensor(SampleView):
     def __init__(self, leaf: Any, count: int, storage: Any) -> None:
         super().__init__(leaf, count)
         self._address, self._size = storage.data_ptr(), storage.nbytes()
@@ -134,10 +134,10 @@ class _Tensor(View):
         data = self._data
         return data if isinstance(data, bytes) and len(data) == self._size <= _KEPT else self.mark()
 
-    def known(self) -> Known | None:
+    def known(self) -> KnownTensor | None:
         """The tensor, to be recognized later. None for a tensor whose changes torch does not count."""
         leaf = self._leaf
-        return None if leaf.is_inference() else Known(id(leaf), weakref.ref(leaf), leaf._version)
+        return None if leaf.is_inference() else KnownTensor(id(leaf), weakref.ref(leaf), leaf._version)
 
     def _bytes(self) -> bytes | memoryview:
         whole = self._leaf
@@ -149,7 +149,7 @@ class _Tensor(View):
         return _memory(whole.data_ptr(), size)
 
 
-class _Texts(View):
+class _Texts(SampleView):
     """A list of strings or bytes; each of them is a row."""
 
     def mark(self) -> int:
@@ -171,12 +171,12 @@ class _Texts(View):
         return text if isinstance(text, bytes) else str(text).encode()
 
 
-def look(value: Any) -> list[View]:
+def look(value: Any) -> list[SampleView]:
     """A view of each tensor, array and list of texts in `value` that is in host memory."""
     return [view for view in map(_view, _leaves(value)) if view is not None]
 
 
-def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Batch:
+def digest(views: Sequence[SampleView], indices: tuple[int, ...] | None = None) -> Batch:
     """Digests the rows of a batch. `views`: a view of each of its tensors, arrays and lists of texts. `indices`: the
     dataset indices of its samples, if known."""
     if not views:
@@ -190,7 +190,7 @@ def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Bat
     return Batch(samples, indices, kept, tensors)
 
 
-def _samples(views: Sequence[View], indices: tuple[int, ...] | None) -> int:
+def _samples(views: Sequence[SampleView], indices: tuple[int, ...] | None) -> int:
     """How many samples a batch has if its views have different numbers of rows. It is the number of indices that were
     drawn, if some view has as many rows. Otherwise it is the most frequent number of rows. If two numbers are equally
     frequent, a view that is no mask wins over a mask, and then the view with the wider rows wins."""
@@ -200,7 +200,7 @@ def _samples(views: Sequence[View], indices: tuple[int, ...] | None) -> int:
     return max(views, key=lambda view: (sizes[view.count], not view.is_mask(), view.width())).count
 
 
-def _view(leaf: Any) -> View | None:
+def _view(leaf: Any) -> SampleView | None:
     if isinstance(leaf, (list, tuple)):
         return _Texts(leaf, len(leaf))
     if hasattr(leaf, "untyped_storage"):
@@ -212,7 +212,7 @@ def _view(leaf: Any) -> View | None:
         storage = leaf.untyped_storage()
         return _Tensor(leaf, shape[0], storage) if storage.data_ptr() else None
     if hasattr(leaf, "__array_interface__") and leaf.ndim and leaf.size and leaf.flags.c_contiguous:
-        return View(leaf, leaf.shape[0])
+        return SampleView(leaf, leaf.shape[0])
     return None
 
 
@@ -257,7 +257,7 @@ def _torch() -> Any:
     return torch
 
 
-def _digests(views: Sequence[View], size: int) -> bytes:
+def _digests(views: Sequence[SampleView], size: int) -> bytes:
     chunk = -(-size // MAX_ROWS)
     bound = MAX_ROW_BYTES // len(views)
     if chunk == 1 and not any(isinstance(view, _Texts) for view in views):

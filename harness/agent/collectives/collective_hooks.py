@@ -25,7 +25,7 @@ from typing import Any
 from ...protocol.wire import Kind, Phase
 from ..agent import Agent
 from .collective_calls import Call
-from .stamp_writer import Stamping
+from .stamp_writer import StampWriter
 
 # Modules that hold these functions under their own names when torch is imported.
 _HOLDERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
@@ -85,7 +85,7 @@ _KEYS = ("AutogradCPU", "AutogradCUDA")
 class CollectiveHook:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self.stamping = Stamping(agent) if "stamps" in agent.live else None
+        self.stamping = StampWriter(agent) if "stamps" in agent.live else None
         self.inside = threading.local()  # `.functional`: the c10d call inside a functional one
         self._libraries: list[Any] = []  # the hooks live as long as these objects
 

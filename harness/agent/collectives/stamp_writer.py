@@ -26,7 +26,7 @@ _PERIOD_S = 0.1  # seconds
 _MOST_WAITS = 256  # results of functional collectives that nobody has waited for yet
 
 
-class Stamping:
+class StampWriter:
     """Stamps the collectives of this rank. All methods are safe to call in a collective: an error switches the stamps
     off and never breaks the job."""
 

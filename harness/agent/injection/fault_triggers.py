@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.agent_plan import Collectives, Moment, RankTrigger
 from ...protocol.control_pages import ControlPage, State, wait_until
 from ...protocol.wire import Kind, Phase
-from ..training.learning_rates import GoingBack
+from ..training.learning_rates import RollbackDetector
 from . import rank_site
 from .rank_site import Lease, RankSite
 
@@ -65,7 +65,7 @@ class FaultTriggers:
         self.mine = [trigger for trigger in agent.plan.triggers if self._is_mine(trigger.when)]
         self.base: int | None = 0  # global steps before this attempt; None: unknown after a load
         self._start: int | None = 0  # the base with which the process began
-        self._going_back, self._gone_back_by = GoingBack(), 0  # steps gone back since the last step ended
+        self._going_back, self._gone_back_by = RollbackDetector(), 0  # steps gone back since the last step ended
         self.current: list[Pending] = []
         self._pending: list[Pending] = []
         careful = agent.careful("orders")

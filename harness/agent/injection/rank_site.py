@@ -58,7 +58,7 @@ class Once:
     on = True
 
 
-class Lasting:
+class LastingFaults:
     """The functions that lasting faults run at each collective and after each step."""
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from ...protocol.wire import Kind, Phase
 from ..agent import Agent
 from ..state.state_check_sums import StateSums
-from .manifest_hooks import Digesting
-from .saved_files import Buffers, Renames, absolute
+from .manifest_hooks import ManifestHook
+from .saved_files import BufferSaves, RenameHook, absolute
 
 
 class Children:
@@ -113,11 +113,11 @@ class Transfers:
     """Emits an event when a save or load (a transfer) begins, and another when it ends. A call inside another save or
     load gets no events."""
 
-    def __init__(self, agent: Agent, digesting: Digesting, kept: StateSums) -> None:
+    def __init__(self, agent: Agent, digesting: ManifestHook, kept: StateSums) -> None:
         self._agent, self.digesting, self._kept = agent, digesting, kept
         self._thread = threading.local()
-        self.renames, self.children = Renames(agent), Children(agent)
-        self.buffers = Buffers(agent, self._found)
+        self.renames, self.children = RenameHook(agent), Children(agent)
+        self.buffers = BufferSaves(agent, self._found)
         self.open: list[str] = []  # paths of saves and loads in progress, in all threads
         os.register_at_fork(after_in_child=self.open.clear)
         careful = agent.careful("checkpoints")

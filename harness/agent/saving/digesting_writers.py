@@ -51,12 +51,12 @@ class Helper:
             self._queue.join()
             return
         end_s = time.monotonic() + timeout_s
-        self.lend_a_hand(lambda: time.monotonic() >= end_s)
+        self.help_out(lambda: time.monotonic() >= end_s)
         work = self._queue
         with work.all_tasks_done:
             work.all_tasks_done.wait_for(lambda: not work.unfinished_tasks, max(0.0, end_s - time.monotonic()))
 
-    def lend_a_hand(self, until: Callable[[], bool]) -> None:
+    def help_out(self, until: Callable[[], bool]) -> None:
         """Does queued work in the calling thread, until `until()` is true or the queue is empty. If all processors are
         busy, this is quicker than to wait for the helper thread."""
         while not until():
@@ -145,7 +145,7 @@ class Tensors:
         else:
             helper = self._helper()
             helper.do(lambda: self.add_now(name, data, size))
-            helper.lend_a_hand(lambda: helper.waiting() <= _WAITING)
+            helper.help_out(lambda: helper.waiting() <= _WAITING)
 
     def add_all(self, tensors: list[tuple[str, Any, int]]) -> None:
         """Digests many (name, data, bytes) entries. The helper gets them in pieces of at least _PIECE bytes."""
@@ -225,7 +225,7 @@ class Tee:
         try:
             return self._file.write(data)
         finally:
-            helper.lend_a_hand(digested.is_set)
+            helper.help_out(digested.is_set)
             digested.wait()  # the caller may reuse the memory
 
     def seek(self, *args: Any) -> Any:

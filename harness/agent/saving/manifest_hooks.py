@@ -17,18 +17,18 @@ from typing import Any, Callable
 
 from ..agent import Agent
 from .digesting_writers import Records, Stream, Tee, Tensors, WithoutDescriptor
-from .manifest_writer import HOOK, Ledger, spans_of_safetensors, spans_of_zip
+from .manifest_writer import HOOK, ManifestWriter, spans_of_safetensors, spans_of_zip
 from .saved_files import absolute
 
 Call = Callable[..., Any]
 
 
-class Digesting:
+class ManifestHook:
     """Wraps the calls that write checkpoints."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._ledger = Ledger(agent)
+        self._ledger = ManifestWriter(agent)
         self._thread = threading.local()
         careful = agent.careful(HOOK)
         self._tee, self._old_tee = careful(self._new_tee), careful(self._new_old_tee)

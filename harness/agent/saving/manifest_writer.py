@@ -160,7 +160,7 @@ _PATIENCE_S = 10.0  # seconds to wait for the CRCs at the end of the process
 SpansOf = Callable[[BinaryIO, "dict[str, tuple[int, str]]"], "list[tuple[int, int, str]]"]
 
 
-class Ledger:
+class ManifestWriter:
     """Makes the manifests of this process, in helper threads."""
 
     def __init__(self, agent: Agent) -> None:
@@ -176,7 +176,7 @@ class Ledger:
 
     def wait_for_digests(self) -> None:
         if "digests" in self._helpers:
-            self._helpers["digests"].lend_a_hand(lambda: False)
+            self._helpers["digests"].help_out(lambda: False)
             self._helpers["digests"].finish()
 
     def settle(self) -> None:

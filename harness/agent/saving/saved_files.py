@@ -1,5 +1,5 @@
 """What becomes of the files of checkpoints: the paths to report (`absolute`); saved files that are renamed or removed
-(`Renames`); and the files to which the job writes what torch.save wrote to memory (`Buffers`).
+(`RenameHook`); and the files to which the job writes what torch.save wrote to memory (`BufferSaves`).
 
 Many jobs write `ckpt-4.tmp` and rename it when it is complete, and many keep only the newest checkpoint. So os.rename
 and os.replace (also called by Path.rename and Path.replace), os.remove, os.unlink, shutil.move (which copies the file
@@ -59,7 +59,7 @@ def writes(mode: Any, flags: Any) -> bool:
 _REMEMBERED = 256  # saves that are remembered
 
 
-class Renames:
+class RenameHook:
     """Reports that saved checkpoints are renamed, and that saved or loaded checkpoints are removed."""
 
     def __init__(self, agent: Agent) -> None:
@@ -177,7 +177,7 @@ class _Buffer:
     looks: int = 0
 
 
-class Buffers:
+class BufferSaves:
     """Finds the files to which the job writes what torch.save wrote to a buffer in memory, so that they count as saves.
     `found` gets the path of such a file, the step, and the seconds for which torch.save kept the training waiting.
 

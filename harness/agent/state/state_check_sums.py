@@ -21,7 +21,7 @@ from ...protocol.check_sums import plain_of_each
 from ...protocol.wire import Kind, Phase
 from ..agent import Agent
 from ..training.loss import is_capturing
-from .tensor_names import Named, Names, kind_of, tensors_in
+from .tensor_names import Named, TensorNames, kind_of, tensors_in
 from .training_state import trained_by
 
 HOOK = "kept"
@@ -37,7 +37,7 @@ class StateSums:
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._torch = agent, import_module("torch")
-        self._names = Names(self._torch)
+        self._names = TensorNames(self._torch)
         agent.trained_beside = self._names.beside
         self._told: dict[str, Any] = {}  # what this process has written last, by its key in the event
         self._last: tuple[int, Any] = (-1, None)  # the last event of a save

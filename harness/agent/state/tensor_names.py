@@ -1,4 +1,4 @@
-"""The tensors that a job trains or carries, by name (`Names`)."""
+"""The tensors that a job trains or carries, by name (`TensorNames`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedMo
 Named = dict[str, Any]  # tensors by name
 
 
-class Names:
+class TensorNames:
     """The tensors of the job by name. The names are those of the outermost module, without the parts that wrappers
     (DDP, torch.compile, FSDP, checkpointing of activations) add. A module in which nothing is trained, such as an
     average or a teacher, gets its class as a prefix: `AveragedModel:0.weight`. So do trained modules of which two have

@@ -20,7 +20,7 @@ _MAX_GROUPS = 64
 _OUTER = ("SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
 
 
-class Rates:
+class LearningRates:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         # The optimizer and its scheduler, by the id of the optimizer: a WeakKeyDictionary takes ten times longer.
@@ -90,7 +90,7 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-class Ahead:
+class CounterOffset:
     """Reports that an optimizer's own step counter was ahead of the training when the training began. Some frameworks
     create the optimizer's state by a step with gradients of zero (DeepSpeed, torch's `set_optimizer_state_dict`), and
     some optimizers do not begin to count with 1. If the state was restored from a checkpoint, nothing is reported: the
@@ -125,7 +125,7 @@ class Ahead:
             self._agent.emit(Kind.AHEAD, {"steps": counter - 1})
 
 
-class GoingBack:
+class RollbackDetector:
     """Finds out how many steps the job went back, from the optimizers' own step counters before and after a load
     between two steps."""
 

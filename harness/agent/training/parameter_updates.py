@@ -21,7 +21,7 @@ _FEW, _MOST_ELEMENTS = 8, 1 << 16  # parameters whose values are compared, and v
 _SEARCHES = 2
 
 
-class Updates:
+class UpdateDetector:
     def __init__(self, agent: Agent) -> None:
         self._agent, self._torch = agent, import_module("torch")
         self._leaves: dict[int, weakref.ref[Any]] = {}  # the tensors that losses reach, by id

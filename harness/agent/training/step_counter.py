@@ -24,7 +24,7 @@ from ...protocol import wire
 _UNEVEN, _LOOSE = "uneven-a{attempt}", "loose-a{attempt}-r{rank}"  # files beside the plan
 
 
-class Cycle:
+class OptimizerTurns:
     """Remembers across restarts how the optimizers take turns: whether some step more often than others, and which do
     not step in each iteration. Without this, a step could count as an iteration before a restart, and as a part of an
     iteration after it; and the first iteration after a restart could end with another optimizer's step than before."""

@@ -1,8 +1,8 @@
 """Writes the event of each step (`StepEvents`).
 
 With large batches, the digest and index of each sample are most of the journal. So the bytes that a rank writes about
-samples are limited (`Allowance`). When it has written as many as its plan allows, it writes only the sums of a step's
-samples, except in steps near a fault, a load or a save."""
+samples are limited (`SampleBudget`). When it has written as many as its plan allows, it writes only the sums of a
+step's samples, except in steps near a fault, a load or a save."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepEvents:
 
     def __init__(self, agent: Agent, losses: Losses) -> None:
         self._agent, self._losses = agent, losses
-        self._allowance = Allowance(agent)
+        self._allowance = SampleBudget(agent)
         self.with_state = False
 
     def emit(self, with_last: bool) -> None:
@@ -84,7 +84,7 @@ def _joined(parts: list[Any]) -> Any:
     return None if None in parts else functools.reduce(operator.add, parts)
 
 
-class Allowance:
+class SampleBudget:
     """Counts the bytes that the rank may still write about samples."""
 
     def __init__(self, agent: Agent) -> None:

@@ -14,11 +14,11 @@ from typing import Any, Callable
 
 from ...protocol.wire import Kind, Phase
 from ..agent import Agent
-from ..batches.batch_ring import UNSEEN, Trained
-from .learning_rates import Ahead, Rates, optimizer_step
+from ..batches.batch_ring import UNSEEN, TrainedBatches
+from .learning_rates import CounterOffset, LearningRates, optimizer_step
 from .loss import Losses
-from .parameter_updates import Updates
-from .step_counter import NOTHING, Closed, Cycle, StepCounter
+from .parameter_updates import UpdateDetector
+from .step_counter import NOTHING, Closed, OptimizerTurns, StepCounter
 from .step_events import StepEvents
 from .tally import Segment
 
@@ -35,14 +35,14 @@ _FROM_A_THREAD = (
 
 
 class StepHooks:
-    def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
+    def __init__(self, agent: Agent, losses: Losses, rates: LearningRates, trained: TrainedBatches) -> None:
         self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
-        self._events, self._ahead = StepEvents(agent, losses), Ahead(agent)
-        self._counter, self._cycle = StepCounter(), Cycle(agent.who.attempt, agent.who.rank)
+        self._events, self._ahead = StepEvents(agent, losses), CounterOffset(agent)
+        self._counter, self._cycle = StepCounter(), OptimizerTurns(agent.who.attempt, agent.who.rank)
         self._loose = 0  # optimizers that were reported as loose
         self._said_unseen = False
         self._begun = False  # an optimizer of torch's has stepped
-        self._updates = Updates(agent)
+        self._updates = UpdateDetector(agent)
         agent.reached = self._updates.parameters
         self._dummy = False
         self._state: Any = None

@@ -1,5 +1,5 @@
 """The link between a node and the other nodes (`Link`), a helper process that keeps a fault on a link up, such as the
-packet queue or a flapping link (`Helper`), and the nftables table that drops packets between nodes (`Cut`).
+packet queue or a flapping link (`Helper`), and the nftables table that drops packets between nodes (`PacketDrop`).
 
 The table is in the namespace of the switch. If the run does not own the switch, there is a table in each receiving
 node. In a pod, whose agent can't change other pods, the table is in the pod itself, for the packets that the pod sends
@@ -96,7 +96,7 @@ FAMILY_BRIDGE, FAMILY_NETDEV, FAMILY_INET = "bridge", "netdev", "inet"
 
 
 @dataclass(frozen=True)
-class Cut:
+class PacketDrop:
     """Drops `percent` of the packets from `sources` to `sinks`, and in the other direction if `both` is set. `ports`:
     only TCP packets from or to these ports are dropped."""
 

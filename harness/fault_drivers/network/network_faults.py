@@ -1,7 +1,7 @@
 """The base classes of faults of the links between nodes.
 
-`CutFault` drops packets (`network.partition`, `network.loss`). `ShapedFault` (`network.delay` and similar faults) sends
-packets through netem if the kernel has it, otherwise through a packet queue."""
+`PacketDropFault` drops packets (`network.partition`, `network.loss`). `ShapedFault` (`network.delay` and similar
+faults) sends packets through netem if the kernel has it, otherwise through a packet queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.network import packet_queue
-from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, helper_of, link_of, sides
+from torchaos.harness.fault_drivers.network.links import Helper, Link, PacketDrop, helper_of, link_of, sides
 from torchaos.harness.fault_drivers.network.packet_queue import Shape
 from torchaos.harness.fault_drivers.network.traffic_counters import came, counted, drops, measured, meter_handle, slower
 from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
@@ -22,7 +22,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.network_handles import IPTABLES, QDISC_MARK, Qdisc, QueueRule, mark_of
 
 
-class CutFault(Fault):
+class PacketDropFault(Fault):
     """Drops packets between nodes. `direction` is relative to the target."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
@@ -46,23 +46,23 @@ class CutFault(Fault):
         return {"loss_percent": self.percent}
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return [*self._cut(site).handles, meter_handle(site)]
+        return [*self._packet_drop(site).handles, meter_handle(site)]
 
     def apply(self, site: NodeSite) -> None:
-        self._cut(site).apply()
+        self._packet_drop(site).apply()
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
         asked = {} if self.ports or self.peers else self.asked()
-        return [*drops(site, self._cut(site)), *measured(site, asked, inward=self.direction == "in")]
+        return [*drops(site, self._packet_drop(site)), *measured(site, asked, inward=self.direction == "in")]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         return counted(record, fault, "dropped")
 
-    def _cut(self, site: NodeSite) -> Cut:
+    def _packet_drop(self, site: NodeSite) -> PacketDrop:
         inside, outside = sides(site.nodes, site.cluster, self.peers)
         if self.direction == "in":
             inside, outside = outside, inside
-        return Cut(site.fault, inside, outside, self.direction == "both", self.ports, self.percent)
+        return PacketDrop(site.fault, inside, outside, self.direction == "both", self.ports, self.percent)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from torchaos.harness.fault_drivers.network import udp_probe
-from torchaos.harness.fault_drivers.network.links import Cut, Helper, Link, counts, link_of
+from torchaos.harness.fault_drivers.network.links import Helper, Link, PacketDrop, counts, link_of
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import Emit, Evidence, Handle, NodeSite
 from torchaos.harness.protocol.wire import Kind
@@ -116,10 +116,10 @@ def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | No
     return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None
 
 
-def drops(site: NodeSite, cut: Cut) -> Sequence[Watch]:
-    """A probe that counts the job's own packets that a cut has dropped. The rules that drop them have counters."""
+def drops(site: NodeSite, packet_drop: PacketDrop) -> Sequence[Watch]:
+    """A probe that counts the job's own packets that were dropped. The rules that drop them have counters."""
     proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
-    return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
+    return [Watch(site.fault, _links(site), proof, [partial(counts, *packet_drop.handles)])]
 
 
 def resent(site: NodeSite) -> Sequence[Watch]:

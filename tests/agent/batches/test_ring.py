@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def ring(agent_module: Callable[[str], Any]) -> Any:
-    return agent_module("agent.batches.batch_ring").Ring()
+    return agent_module("agent.batches.batch_ring").BatchRing()
 
 
 @pytest.fixture

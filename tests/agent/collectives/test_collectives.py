@@ -184,7 +184,7 @@ def test_the_thread_sleeps_while_nothing_is_open(
     monkeypatch.setenv(agent_module("protocol.wire").ENV_PLAN, str(tmp_path / "plan.json"))
     monkeypatch.setattr(stamping, "_PERIOD_S", 0.001)
     who = SimpleNamespace(rank=0, attempt=0, pid=os.getpid())
-    own = stamping.Stamping(SimpleNamespace(who=who, on=True, careful=lambda hook: lambda function: function))
+    own = stamping.StampWriter(SimpleNamespace(who=who, on=True, careful=lambda hook: lambda function: function))
     waits: list[tuple[Any, ...]] = []
     real = own._opened.wait
 

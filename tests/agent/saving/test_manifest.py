@@ -177,7 +177,7 @@ def test_a_save_lends_a_hand(agent_module: Callable[[str], Any]) -> None:
     assert begun.wait(300)
     for number in range(3):
         helper.do(lambda number=number: done.append((number, threading.get_ident())))
-    helper.lend_a_hand(lambda: len(done) == 2)
+    helper.help_out(lambda: len(done) == 2)
     assert done == [(0, threading.get_ident()), (1, threading.get_ident())]
     go.set()
     helper.finish()

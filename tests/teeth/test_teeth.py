@@ -4,6 +4,7 @@ lab/campaigns/teeth.py runs all."""
 from __future__ import annotations
 
 import ast
+import runpy
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_the_page_names_the_teeth_that_were_used() -> None:
         seen += bool(tooth)
         assert not tooth or tooth in {own.name for own in TABLE[scenario]}, (scenario, tooth)
     assert seen > 100
+
+
+def test_what_has_its_right_result_on_the_page_is_not_run_again() -> None:
+    """A long campaign goes on where it ended: only what is new, changed or was not right is due."""
+    program = runpy.run_path(str(teeth.REPOSITORY / "lab" / "campaigns" / "teeth.py"))
+    known = program["on_page"](teeth.REPOSITORY / "lab" / "results" / "teeth.md")
+    due = {(name, tooth.name if tooth else "") for name, tooth in program["due"](teeth.names(), None, known)}
+    right = {(bite.scenario, bite.tooth) for bite in known if bite.right}
+    every = {(name, "") for name in TABLE} | {(name, tooth.name) for name, own in TABLE.items() for tooth in own}
+    assert len(right) > 100
+    assert due == every - right
 
 
 def test_a_defect_finds_its_job_in_each_scenario() -> None:

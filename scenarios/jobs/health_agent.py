@@ -36,6 +36,7 @@ from typing import Any
 FATAL_XIDS = {48, 64, 74, 79, 95, 119, 120, 140, 143, 144, 145, 146, 147, 148, 149, 150}
 RECOVERY_ACTION = 230  # field: none, reset, reboot, ...
 EVERY_S = 1.0
+SELF_TEST = Path(__file__).with_name("self_test.py")
 SLOWDOWNS = 0x20 | 0x40 | 0x80  # slowed by the driver for heat, by the GPU for heat, by the power supply
 MANY_CORRECTED = 10_000
 RISING = 1_000  # corrected errors from one look to the next
@@ -53,7 +54,7 @@ def main(command: list[str]) -> int:
         more.append(command.pop(0))
     beside = Path(sys.executable).parent / command[0]  # torchrun, where this environment is not on the PATH
     program = command[0] if shutil.which(command[0]) or not beside.exists() else str(beside)
-    if "--self-test" in more and subprocess.call([sys.executable, Path(__file__).with_name("self_test.py")]):
+    if "--self-test" in more and subprocess.call([sys.executable, SELF_TEST]):
         print("health agent: this node does not join the job", flush=True)
         return 1
     # torchaos's overlay must reach only the processes that watch, never the ranks: NCCL reads its topology from NVML.

@@ -740,14 +740,14 @@ def trains_on_one_share():
         iterate = sampler.__iter__
 
         def first_share(self):
-            rank, dist = script["dist"].get_rank(), script["gpt"].dist
-            whole = iterate(self)
+            dist, whole = script["gpt"].dist, iterate(self)
+            own = dist.get_rank
             while True:
-                dist.get_rank = lambda: 0
+                dist.get_rank = lambda *group: 0
                 try:
                     batch = next(whole)
                 finally:
-                    dist.get_rank = lambda: rank
+                    dist.get_rank = own
                 yield batch
 
         sampler.__iter__ = first_share

@@ -57,7 +57,7 @@ save_file(state, root / "m.safetensors")
 PAIRS = (
     STATE
     + """
-ledger = next(one for one in gc.get_objects() if type(one).__name__ == "Ledger")
+ledger = next(one for one in gc.get_objects() if type(one).__name__ == "ManifestWriter")
 agent = ledger._agent
 def background():
     spent = 0.0

@@ -82,6 +82,22 @@ def test_an_exit_code_fails_with_its_cause(trainer: Any) -> None:
     assert Completed().judge(replace(run, events=tuple(events)), []).outcome is Outcome.INCONCLUSIVE
 
 
+@pytest.mark.parametrize(
+    ("waited_s", "outcome", "words"),
+    [(1.0, Outcome.INCONCLUSIVE, "nobody waited for its exit"), (60.0, Outcome.FAILED, "the job never exited")],
+)
+def test_a_job_that_was_ended_just_after_its_last_step(
+    trainer: Any, waited_s: float, outcome: Outcome, words: str
+) -> None:
+    """Its time was over as it was done, on a slow machine: it might have ended by itself. After a minute it did not."""
+    run, twin = trainer(kills=KILL).record(), trainer().record()
+    last_s = run.history.executions.last_s()
+    stop = Event(Kind.STOPPED, "harness", 9_001, 0.0, last_s + waited_s, data={"reason": "the time-out of 90 s"})
+    events = tuple(event for event in run.events if event.mono_s <= last_s)
+    finding = Completed().judge(replace(run, events=(*events, stop)), [twin])
+    assert (finding.outcome, words in finding.reason) == (outcome, True), finding.reason
+
+
 def test_an_abort_on_the_way_out_is_set_aside(trainer: Any) -> None:
     """A done job that torchelastic ran once more is completed, and the step beyond is left out everywhere."""
     run, twin = _aborting(trainer, again=True), trainer().record(inventory=INVENTORY)

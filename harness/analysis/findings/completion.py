@@ -35,7 +35,7 @@ def completion(run: Record, twins: Sequence[Record], steps: int | None = None, o
     history = history_of(run, twins)
     due = steps if steps is not None else final_step(twins[0]) if twins else None
     aborts = teardown_aborts(run, due)
-    ended = _ending(run, history, due, aborts) or _unseen(run, twins, due)
+    ended = _ending(run, twins, history, due, aborts) or _unseen(run, twins, due)
     finding = ended or _steps(run, history, due, aborts) or _outputs(run, twins, outputs) or _well(history, due, aborts)
     if twins and not ended and finding.outcome is Outcome.FAILED:
         mixed = next(filter(None, (mixed_state(history, part) for part in history.segments)), "")
@@ -75,14 +75,18 @@ def _outputs(run: Record, twins: Sequence[Record], patterns: Sequence[str]) -> F
     return None
 
 
-def _ending(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
+def _ending(
+    run: Record, twins: Sequence[Record], history: History, due: int | None, aborts: Sequence[TeardownAbort]
+) -> Finding | None:  # fmt: skip
     """The finding for a job that ended in a wrong way; None if it ended well."""
     stopped, exited, code = run.stopped, run.exited, run.exit_code
     if stopped and (not exited or exited.mono_s >= stopped.mono_s):
         if due is not None and history.last_step == due and not history.unplaced:
-            waited_s = stopped.mono_s - (history.executions.last_s() or stopped.mono_s)
-            ended = f"torchaos ended it {waited_s:.0f} s later ({stopped.data['reason']})"
-            return failed(f"{counted(due, 'step', 'was/were')} done, and the job never exited: {ended}")
+            waited_s, done = _waited_s(run, stopped), counted(due, "step", "was/were")
+            ended = f"{waited_s:.0f} s later ({stopped.data['reason']})"
+            if _too_early(twins, stopped, waited_s):
+                return inconclusive(f"{done} done, and torchaos ended the job {ended}: nobody waited for its exit")
+            return failed(f"{done} done, and the job never exited: torchaos ended it {ended}")
         return failed(f"the job did not end by itself: {stopped.data['reason']}")
     if code is None:
         return inconclusive("nothing shows how the job ended")
@@ -181,8 +185,8 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
     last, reason = run.history.last_step, str(stopped.data["reason"])
     if due is None or last is None or last < due:
         return inconclusive(f"the job did not end by itself ({reason}), so nothing is known about what it left")
-    waited_s = stopped.mono_s - (run.history.executions.last_s() or 0.0)
-    if stopped.data.get("enough") or stopped.data.get("interrupted") or waited_s < _usual_s(twins[0]) + _GRACE_S:
+    waited_s = _waited_s(run, stopped)
+    if _too_early(twins, stopped, waited_s):
         return inconclusive(
             f"the job was ended {waited_s:.1f} s after its last step ({reason}): nobody waited for it to end by itself"
         )
@@ -198,10 +202,17 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
     )
 
 
-def _usual_s(twin: Record) -> float:
-    """The seconds from the twin's last step to the end of its command."""
-    ends = [event.mono_s for event in twin.of_kind(Kind.JOB_EXITED)]
-    return max(ends) - (twin.history.executions.last_s() or 0.0) if ends else 0.0
+def _waited_s(run: Record, stopped: Event) -> float:
+    """The seconds from the job's last step to the time at which torchaos ended the job."""
+    return stopped.mono_s - (run.history.executions.last_s() or stopped.mono_s)
+
+
+def _too_early(twins: Sequence[Record], stopped: Event, waited_s: float) -> bool:
+    """Whether the job might still have ended by itself when torchaos ended it: since its last step it had hardly more
+    time than its twin took."""
+    ends = [(event.mono_s, twin) for twin in twins[:1] for event in twin.of_kind(Kind.JOB_EXITED)]
+    usual_s = max((at_s - (twin.history.executions.last_s() or at_s) for at_s, twin in ends), default=0.0)
+    return bool(stopped.data.get("enough") or stopped.data.get("interrupted")) or waited_s < usual_s + _GRACE_S
 
 
 def _processes(processes: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str, Any]]) -> list[str]:

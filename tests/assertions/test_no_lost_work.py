@@ -4,6 +4,7 @@ use."""
 from __future__ import annotations
 
 import copy
+import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,11 @@ import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.no_lost_work import NoLostWork
-from torchaos.harness.analysis.checkpointing.resumed_from import apart
+from torchaos.harness.analysis.checkpointing.resumed_from import _common, apart
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.history import Execution, Executions, History, Segment
+from torchaos.harness.record.history import Execution, Executions, History, Save, Segment
 from torchaos.harness.record.history.step_evidence import OPTIMIZER, SAMPLES, Witness
 from torchaos.harness.record.record import Record
 
@@ -638,3 +639,17 @@ def test_a_rank_that_went_on_from_an_older_copy_is_told() -> None:
     for alone in (counter, samples, replace(samples, fits=(30, 35))):
         assert apart(replace(part, witnesses=(alone,))) is None
     assert apart(replace(part, witnesses=(counter, replace(samples, ranks=(0,))))) is None
+
+
+@pytest.mark.parametrize(
+    ("paths", "name"),
+    [
+        (["/job/out/ckpt-160.opt.pt", "/job/out/ckpt-160.safetensors"], "ckpt-160.safetensors"),
+        (["/job/out/step-8/optim.pt", "/job/out/step-8/model.pt"], "step-8"),
+        (["/job/out/last/optim.pt", "/job/out/last/model.pt"], "last"),
+    ],
+)
+def test_a_checkpoint_of_several_files_has_the_name_with_its_step(paths: list[str], name: str) -> None:
+    """The folder in which all checkpoints are is not the name of one."""
+    saves = [Save(path, "torch", 0, 8, (0,), 1.0, 2.0, True, 1.0, 8) for path in paths]
+    assert posixpath.basename(_common(saves)) == name

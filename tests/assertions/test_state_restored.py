@@ -936,7 +936,7 @@ def test_inputs_that_are_those_of_the_twin_are_right(trainer: Any) -> None:
         begun["inputs"] = {".0.0": ["float32 4x2", "1" * 16]}
 
     def twin(of: str) -> Record:
-        own = _named(trainer, kills=(), savers=2).record()
+        own: Record = _named(trainer, kills=(), savers=2).record()
         data = {"inputs": {".0.0": ["float32 4x2", of * 16]}}
         events = (replace(e, data={**e.data, **data}) if e.kind is Kind.BEGUN else e for e in own.events)
         return replace(own, events=tuple(events))

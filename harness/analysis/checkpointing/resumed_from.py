@@ -26,7 +26,7 @@ from torchaos.harness.analysis.checkpointing.deltas import Deltas
 from torchaos.harness.analysis.checkpointing.local_disks import out_of_reach
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.record.checkpoint_names import checkpoint_of
+from torchaos.harness.record.checkpoint_names import checkpoint_of, main_first, number_in_name
 from torchaos.harness.record.history import Attempt, Execution, History, Load, Save, Segment, saved_as
 from torchaos.harness.record.history.step_evidence import OPTIMIZER, RECORD, SAMPLES, Witness
 from torchaos.harness.record.record import Record
@@ -249,9 +249,17 @@ def _one(
     went_on = all(last and last.mono_s > whole_s and last.local_step > first.local_step for last in trained)
     left = all(save.children_ended for save in group)
     done = all(save.ok for save in group) and (begun_s > whole_s or left or (not in_thread and went_on))
-    path = first.path if len(group) == 1 else posixpath.dirname(first.path)
+    path = first.path if len(group) == 1 else _common(group)
     late, sure = any(save.in_thread for save in group), done and not lacks
     return SavedCheckpoint(step, path, first.attempt, whole_s, sure, tuple(lacks), done, late, tuple(group))
+
+
+def _common(group: Sequence[Save]) -> str:
+    """The path that names a checkpoint of several files: the folder or file with its step in the name, or else the
+    folder of all files."""
+    main = min((save.path for save in group), key=main_first)
+    kept = checkpoint_of(main)
+    return kept if number_in_name(posixpath.basename(kept)) is not None else posixpath.dirname(main)
 
 
 def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCheckpoint | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -34,6 +35,12 @@ from kinds.writers import (
     tree,
     without,
 )
+
+
+def _with_pipe(path: Path) -> None:
+    tree({"state.pt": saved(training)})(path)
+    os.mkfifo(path / "orders.pt")
+
 
 PLACES = [
     Row(
@@ -252,7 +259,7 @@ PLACES = [
     Row(
         "a pipe in it",
         "step-10",
-        lambda path: [tree({"state.pt": saved(training)})(path), os.mkfifo(path / "orders.pt")],
+        _with_pipe,
         UNKNOWN,
     ),
     Row("a folder with a temporary name of its own", "tmp_runs", tree({"a.txt": text("x")}), UNKNOWN),

@@ -12,7 +12,8 @@ from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
-from torchaos.harness.analysis.checkpointing.restored_state import RNG, Begun, Other, begun_with, in_words
+from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with
+from torchaos.harness.analysis.checkpointing.state_differences import RNG, Other, in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Finding, Outcome, What

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from torchaos.harness.analysis.checkpointing.restored_state import MOMENTS, Begun, Other, begun_with
+from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with
 from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSums
+from torchaos.harness.analysis.checkpointing.state_differences import MOMENTS, Other
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
 from torchaos.harness.protocol.check_sums import is_of_nothing, is_whole, over_all, plain

@@ -13,94 +13,28 @@ from functools import cached_property
 from itertools import pairwise
 
 from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
+from torchaos.harness.analysis.checkpointing.state_differences import (
+    EXCHANGED,
+    INPUTS,
+    MOMENTS,
+    RNG,
+    TRAINED,
+    Other,
+    exchanged_in_words,
+    in_words,
+)
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.protocol.check_sums import MODULUS, is_whole
 from torchaos.harness.record.history.snapshots import State, states
-from torchaos.harness.record.plan import numbered
 from torchaos.harness.record.record import Record
 
-MOMENTS, RNG, INPUTS, TRAINED = "moments", "rng", "inputs", "trained"
 OF_MODEL = ("parameters", "frozen", "buffers")
 _WEIGHTS = ("parameters", "frozen")
 _SHARED = ("parameters", "frozen", MOMENTS)  # quantities that may be equal on all ranks
-_DIGITS, _FEW, _MOST = 16, 3, 4
+_DIGITS, _FEW = 16, 3
 _MISSING = ("", "")
 Entry = Sequence[str]  # type and shape, check sum
 Of = Mapping[int, State]  # by rank
-
-
-@dataclass(frozen=True)
-class Other:
-    """A part of the state that is not what it was."""
-
-    quantity: str  # one of states.QUANTITIES, RNG, INPUTS or TRAINED
-    name: str
-    ranks: tuple[int, ...]
-    holds: str  # what it is instead, as a clause in the plural
-    equal: tuple[int, ...] = ()  # the ranks on which it is what it was
-    trained: bool = False  # it is among `frozen` only because no optimizer of torch's trains it
-
-    @property
-    def of(self) -> str:
-        """The name of the parameter that a moment belongs to; the argument that an input is; any other name."""
-        if self.quantity == INPUTS:  # such as .0.1, the second positional argument, or .1.mask, a keyword argument
-            return f"(argument {self.name.split('.', 2)[-1]})"
-        return self.name.partition("/")[0] if self.quantity == MOMENTS else self.name
-
-
-_EXCHANGED = said("exchanged")
-_NOUNS = {
-    "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers", MOMENTS: "moments of",
-    INPUTS: "model's inputs", RNG: "states of the RNG", TRAINED: "parameters",
-}  # fmt: skip
-
-
-def in_words(others: Sequence[Other], world: int) -> str:
-    """Clauses about the parts that are not as they were. Empty if there are none. `world`: the number of ranks."""
-    groups: dict[tuple[object, ...], list[Other]] = defaultdict(list)
-    for other in others:
-        holds = _EXCHANGED if _EXCHANGED in other.holds else other.holds
-        groups[other.quantity, holds, other.ranks, other.equal, other.trained].append(other)
-    alone = sum(of[0].quantity == RNG for of in groups.values()) == 1
-    return "; ".join(_clause(of, world, alone) for of in groups.values())
-
-
-def _exchanged_in_words(others: Sequence[Other]) -> str:
-    """Which rank began with the generators of which other rank, if ranks exchanged the states of all of these
-    generators among themselves. Else empty."""
-    names = list(dict.fromkeys(other.name for other in others))
-    ranks = sorted({rank for other in others for rank in other.ranks})
-    donors = {said("of a rank", rank=rank): rank for rank in ranks}
-    had = {(rank, other.name): donors.get(other.holds) for other in others for rank in other.ranks}
-    of = [{had.get((rank, name)) for name in names} for rank in ranks]
-    if not ranks or any(len(one) != 1 for one in of) or {one for each in of for one in each} != set(ranks):
-        return ""
-    states, those = ("states", "those") if len(names) > 1 else ("state", "that")
-    first, *more = [f"of rank {donor}" for (donor,) in of]
-    clauses = [f"rank {ranks[0]} began with the {states} of the RNG {' and '.join(names)} {first}"]
-    clauses += [f"rank {rank} with {those} {donor}" for rank, donor in zip(ranks[1:], more, strict=True)]
-    if len(clauses) > _MOST:
-        clauses[_MOST - 1 :] = [f"{len(clauses) - _MOST + 1} more with those of others"]
-    return f"{', '.join(clauses[:-1])}, and {clauses[-1]}"
-
-
-def _clause(others: Sequence[Other], world: int, alone: bool) -> str:
-    """A clause about parts that differ only in their names, or that all hold the values of another name. `alone`: it is
-    the only clause about generators."""
-    first, more = others[0], len({other.of for other in others}) - 1
-    unseen = first.quantity == RNG and not first.equal and alone  # then nothing is said of the other ranks
-    where = "" if unseen or len(first.ranks) == world else f" on {numbered('rank', first.ranks)}"
-    likewise, apart = (f" and {more} more" if more else ""), ""
-    if more and _EXCHANGED in first.holds:
-        likewise, apart = "", f", and {more} more {_EXCHANGED} others"
-    restored = first.equal and first.quantity not in (INPUTS, TRAINED)
-    rest = f", and {said('kept', whose=_whose(first.equal))}" if restored else ""
-    noun = _NOUNS["parameters" if first.trained else first.quantity]
-    return f"the {noun} {first.of}{likewise}{where} {first.holds}{apart}{rest}"
-
-
-def _whose(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}'s" if len(ranks) == 1 else f"those of ranks {', '.join(map(str, ranks))}"
 
 
 @dataclass
@@ -152,7 +86,7 @@ class Begun:
         draws = said("draws") if self.drawn else ""
         known = [other for other in others if other.holds != said("others")]
         clauses = [said("rng", draws=draws, found=in_words(known, world))] if known else []
-        if exchanged := _exchanged_in_words(known):
+        if exchanged := exchanged_in_words(known):
             clauses = [said("rng exchanged", draws=draws, found=exchanged)]
         groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for other in others:
@@ -495,7 +429,7 @@ class _Words:
         if int(entry[1][-_DIGITS:], 16):
             of = [one for one, known in (due or {}).items() if one != name and tuple(known) == tuple(entry)]
             if of:
-                yield f"{_EXCHANGED} {of[0].partition('/')[0]}"
+                yield f"{EXCHANGED} {of[0].partition('/')[0]}"
             if (step := self._own.after(quantity, name, entry, self._since_s, self._base)) is not None:
                 yield said("after", step=step)
             if quantity == "frozen":  # a copy of the trained module that was made after the load

@@ -12,18 +12,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from torchaos.harness.analysis.checkpointing.carried_state import carried_into, mixed_state
-from torchaos.harness.analysis.checkpointing.restored_state import (
-    INPUTS,
-    MOMENTS,
-    RNG,
-    TRAINED,
-    Other,
-    begun_with,
-    in_words,
-    trained_since,
-)
+from torchaos.harness.analysis.checkpointing.restored_state import begun_with, trained_since
 from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, files_of_others, is_of_other_replicas
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
+from torchaos.harness.analysis.checkpointing.state_differences import INPUTS, MOMENTS, RNG, TRAINED, Other, in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
 from torchaos.harness.analysis.comparison.sample_counts import other_iterations

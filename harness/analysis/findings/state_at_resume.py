@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchaos.harness.analysis.checkpointing.carried_state import Carried, mixed_state, resumes_carried
-from torchaos.harness.analysis.checkpointing.restored_state import in_words as others_in_words
 from torchaos.harness.analysis.checkpointing.resumed_from import name_of
+from torchaos.harness.analysis.checkpointing.state_differences import in_words as others_in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.ending import not_restarted
 from torchaos.harness.analysis.missing_data import why_unplaced

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchaos.harness.analysis.checkpointing.carried_state import carried_into
-from torchaos.harness.analysis.checkpointing.restored_state import in_words as in_words_of_parameters
 from torchaos.harness.analysis.checkpointing.resumed_from import resumed_in_words
+from torchaos.harness.analysis.checkpointing.state_differences import in_words as in_words_of_parameters
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import (
     Differing,

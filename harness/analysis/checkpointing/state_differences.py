@@ -1,0 +1,87 @@
+"""Parts of the state that are not what they were, in words."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.record.plan import numbered
+
+MOMENTS, RNG, INPUTS, TRAINED = "moments", "rng", "inputs", "trained"
+_MOST = 4
+
+
+@dataclass(frozen=True)
+class Other:
+    """A part of the state that is not what it was."""
+
+    quantity: str  # one of states.QUANTITIES, RNG, INPUTS or TRAINED
+    name: str
+    ranks: tuple[int, ...]
+    holds: str  # what it is instead, as a clause in the plural
+    equal: tuple[int, ...] = ()  # the ranks on which it is what it was
+    trained: bool = False  # it is among `frozen` only because no optimizer of torch's trains it
+
+    @property
+    def of(self) -> str:
+        """The name of the parameter that a moment belongs to; the argument that an input is; any other name."""
+        if self.quantity == INPUTS:  # such as .0.1, the second positional argument, or .1.mask, a keyword argument
+            return f"(argument {self.name.split('.', 2)[-1]})"
+        return self.name.partition("/")[0] if self.quantity == MOMENTS else self.name
+
+
+EXCHANGED = said("exchanged")
+_NOUNS = {
+    "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers", MOMENTS: "moments of",
+    INPUTS: "model's inputs", RNG: "states of the RNG", TRAINED: "parameters",
+}  # fmt: skip
+
+
+def in_words(others: Sequence[Other], world: int) -> str:
+    """Clauses about the parts that are not as they were. Empty if there are none. `world`: the number of ranks."""
+    groups: dict[tuple[object, ...], list[Other]] = defaultdict(list)
+    for other in others:
+        holds = EXCHANGED if EXCHANGED in other.holds else other.holds
+        groups[other.quantity, holds, other.ranks, other.equal, other.trained].append(other)
+    alone = sum(of[0].quantity == RNG for of in groups.values()) == 1
+    return "; ".join(_clause(of, world, alone) for of in groups.values())
+
+
+def exchanged_in_words(others: Sequence[Other]) -> str:
+    """Which rank began with the generators of which other rank, if ranks exchanged the states of all of these
+    generators among themselves. Else empty."""
+    names = list(dict.fromkeys(other.name for other in others))
+    ranks = sorted({rank for other in others for rank in other.ranks})
+    donors = {said("of a rank", rank=rank): rank for rank in ranks}
+    had = {(rank, other.name): donors.get(other.holds) for other in others for rank in other.ranks}
+    of = [{had.get((rank, name)) for name in names} for rank in ranks]
+    if not ranks or any(len(one) != 1 for one in of) or {one for each in of for one in each} != set(ranks):
+        return ""
+    states, those = ("states", "those") if len(names) > 1 else ("state", "that")
+    first, *more = [f"of rank {donor}" for (donor,) in of]
+    clauses = [f"rank {ranks[0]} began with the {states} of the RNG {' and '.join(names)} {first}"]
+    clauses += [f"rank {rank} with {those} {donor}" for rank, donor in zip(ranks[1:], more, strict=True)]
+    if len(clauses) > _MOST:
+        clauses[_MOST - 1 :] = [f"{len(clauses) - _MOST + 1} more with those of others"]
+    return f"{', '.join(clauses[:-1])}, and {clauses[-1]}"
+
+
+def _clause(others: Sequence[Other], world: int, alone: bool) -> str:
+    """A clause about parts that differ only in their names, or that all hold the values of another name. `alone`: it is
+    the only clause about generators."""
+    first, more = others[0], len({other.of for other in others}) - 1
+    unseen = first.quantity == RNG and not first.equal and alone  # then nothing is said of the other ranks
+    where = "" if unseen or len(first.ranks) == world else f" on {numbered('rank', first.ranks)}"
+    likewise, apart = (f" and {more} more" if more else ""), ""
+    if more and EXCHANGED in first.holds:
+        likewise, apart = "", f", and {more} more {EXCHANGED} others"
+    restored = first.equal and first.quantity not in (INPUTS, TRAINED)
+    rest = f", and {said('kept', whose=_whose(first.equal))}" if restored else ""
+    noun = _NOUNS["parameters" if first.trained else first.quantity]
+    return f"the {noun} {first.of}{likewise}{where} {first.holds}{apart}{rest}"
+
+
+def _whose(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}'s" if len(ranks) == 1 else f"those of ranks {', '.join(map(str, ranks))}"

@@ -945,3 +945,16 @@ def test_inputs_that_are_those_of_the_twin_are_right(trainer: Any) -> None:
     run = _named(trainer, begins, savers=2).record()
     words = [SampleAccounting().judge(run, [twin(of)]).reason for of in "12"]
     assert ["but the model's inputs" in each for each in words] == [False, True], words
+
+
+def test_sums_of_no_moments_show_no_step(trainer: Any) -> None:
+    """The check sums of the steps leave out what optimizers of plain classes keep, and so are equal after each step."""
+
+    def other(begun: Any, rank: int) -> None:
+        begun["moments"][f"{NAMES[1]}/m"] = _entry(77.0)
+
+    run = _named(trainer, other, broken=frozenset({"weights"})).record()
+    nothing = {"moments": "0" * 32, "restored_moments": "0" * 32}
+    events = (replace(e, data={**e.data, **nothing}) if e.kind is Kind.STEP else e for e in run.events)
+    reason = StateRestored().judge(replace(run, events=tuple(events)), ()).reason
+    assert f"the moments of {NAMES[1]} are others" in reason, reason

@@ -246,8 +246,8 @@ class _Compared:
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:
     """The last step before this resume after which each rank had the values of `name` with which it began this
-    attempt."""
-    if None in restored.values():
+    attempt. None if it is not known, or if there are no values: the optimizers of plain classes are not in the sums."""
+    if None in restored.values() or all(map(is_of_nothing, restored.values())):
         return None
     steps = history.before_segment(attempt.number, attempt.segments[0].after)
     earlier = steps.at(np.isin(steps.rank, list(restored))).placed

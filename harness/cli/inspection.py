@@ -20,6 +20,7 @@ from torchaos.harness.cli.run_output import is_told
 from torchaos.harness.gameday.day_grammar import GameDay
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.journal import read_journal
+from torchaos.harness.record.plan import counted
 from torchaos.harness.record.result import ExitCode, Result, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import ready
@@ -133,7 +134,7 @@ def doctor(json_file: Path | None, verbose: bool) -> None:
             click.echo(f"{_SIGNS[finding.present]}  {finding.name:<12} {finding.detail}{advice}")
         if not verbose:
             there = [finding.name for finding in findings if finding.present]
-            click.echo(f"{_SIGNS[True]}  {len(there)} parts: {', '.join(there)}")
+            click.echo(f"{_SIGNS[True]}  {counted(len(there), 'part')}: {', '.join(there)}")
         click.echo("\nFaults that this machine can inject:")
         for family, faults in families.items():
             if verbose or any(faults.values()):

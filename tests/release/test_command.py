@@ -98,7 +98,7 @@ def test_inconclusive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "said"), [
     ([], "the gate has several environments; name one with --env: ci, staging"),
     (["--env", "stagin"], "--env stagin: the gate has no such environment; did you mean 'staging'?"),
-    (["--env", "nightly"], "--env nightly: the gate has no such environment; there are ci, staging"),
+    (["--env", "nightly"], "--env nightly: the gate has no such environment; it has ci, staging"),
 ])  # fmt: skip
 def test_environments(release: Release, words: list[str], said: str) -> None:
     """Of several one must be named; a wrong name is answered with the right ones."""

@@ -40,7 +40,7 @@ _NEAR = re.compile(rf"}}\W*(?:f\W+)?(?:more |new )?(?:{_NOUNS})\b")  # in the so
 _ASKS = re.compile(r"[=!]= 1\b|> 1\b|>= 2\b|< 2\b")  # whether there is one
 _SEVERAL = (  # counts that are never 1
     "len(new)} runs", "many} rounds", "len(boxes)} parts", "ask.times} repetitions", "len(self._twins)} twins",
-    "len(run.history.attempts)} attempts", "_EXCHANGED} others", "operations} operations", "_CALM} steps",
+    "len(run.history.attempts)} attempts", "EXCHANGED} others", "operations} operations", "_CALM} steps",
     "self._tries} states", "MAX_NODES} values",
 )  # fmt: skip
 

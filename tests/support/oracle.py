@@ -52,7 +52,7 @@ class Trainer:
     bounds: Mapping[str, Any] = field(default_factory=dict)  # bounds of assertions, by the name of the assertion
     shrinks: bool = False  # the job is submitted again, with half as many ranks
     unseeded: bool = False  # it takes no --seed
-    timeout: str = "90s"
+    timeout: str = "4m"
     repeat: int = 1
     needs: str | None = None  # a package that must be installed
     home: str | None = None  # environment variable with the folder of a script from elsewhere

@@ -315,7 +315,7 @@ def test_a_comparison_that_was_interrupted_shows_no_difference(tmp_path: Path, m
     monkeypatch.setattr(
         resumers, "difference", lambda _cold, _warm: "a warm resume made none of the steps of a cold one"
     )
-    monkeypatch.setattr(resumers, "Shown", SimpleNamespace(of=lambda _record: None))
+    monkeypatch.setattr(resumers, "ResumeTrace", SimpleNamespace(of=lambda _record: None))
     command = RankCommand(sys.executable, (), "", ("train.py",), str(tmp_path), {"RANK": "0"})
     monkeypatch.setattr(RankCommand, "of", lambda _pid: command)
     runs: Any = SimpleNamespace(plan=SimpleNamespace(job=SimpleNamespace(world_size=1)), imported=tmp_path / "imported")

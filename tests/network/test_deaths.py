@@ -37,11 +37,11 @@ from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.fault_drivers.network.links import PacketDrop
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle
 from torchaos.harness.fault_drivers.network.network_faults import Shape, Shaper
-from torchaos.harness.running.launchers.local_job import Proxied
+from torchaos.harness.running.launchers.local_job import ProxiedLauncher
 from torchaos.harness.rollback.reaper_client import ReaperClient
 run, folder, proxied = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "proxied"
 command = ("torchrun", "--rdzv-backend", "etcd-v2" if sys.argv[3] == "etcd" else "c10d")
-launcher = Proxied(Netns(), {"store": "node000:9"}, {"store"} if proxied else set(), folder / "proxy")
+launcher = ProxiedLauncher(Netns(), {"store": "node000:9"}, {"store"} if proxied else set(), folder / "proxy")
 spec = JobSpec(command, folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 3)
 reaper = ReaperClient.start(folder, run)
 print(flush=True)

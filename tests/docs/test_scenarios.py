@@ -132,6 +132,6 @@ def test_the_smallest_scenario_runs(torchaos: Torchaos, tmp_path: Path) -> None:
     (block,) = blocks("yaml", [REPOSITORY / "README.md"])
     (tmp_path / "kill-rank.yaml").write_text(block.text)
     shutil.copy(REPOSITORY / "tests" / "trainers" / "plain_ddp.py", tmp_path / "train.py")
-    done = torchaos("run", "kill-rank.yaml")
+    done = torchaos("run", "-v", "kill-rank.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the losses of all 30 steps on 2 ranks are bitwise equal" in " ".join(done.stdout.split())

@@ -64,7 +64,7 @@ CLAIMS: Mapping[str, Claim] = {
         "the loads of each rank, and the optimizer's counters, which agree",
     ),
     "files of others": Claim(
-        "ranks went on with each other's files: {found}",
+        "ranks went on with files of other ranks: {found}",
         "the saves and the loads of each rank, by path; no other part of the state that was recorded is another",
     ),
     "loss scale": Claim(
@@ -91,8 +91,7 @@ CLAIMS: Mapping[str, Claim] = {
         "the parameters with which the step began, by name (state.begun), or their check sum on each rank",
     ),
     "weights of the save": Claim(
-        "the job trained on other weights than before, which it puts into the model to save them or to evaluate: "
-        "{found}",
+        "the model's weights after the resume: {found}",
         "the parameters with which the step and the save before the resume began, by name (state.begun, "
         "checkpoint.parameters)",
     ),

@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +160,11 @@ def _unread_files(
         read = file.role != "other" or file.path in layout.by_content
         if file.path != layout.path and (not read or file.path in blind):
             digest = xxh3_64()
-            for offset in range(0, file.size, _BLOCK):
-                go_on()
-                digest.update(files.read(file.path, offset, _BLOCK))
-            digests[os.path.relpath(file.path, layout.path)] = digest.hexdigest()
+            with suppress(OSError):  # without permission, or gone meanwhile: it stays without a digest
+                for offset in range(0, file.size, _BLOCK):
+                    go_on()
+                    digest.update(files.read(file.path, offset, _BLOCK))
+                digests[os.path.relpath(file.path, layout.path)] = digest.hexdigest()
     return digests
 
 

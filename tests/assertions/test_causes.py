@@ -270,7 +270,7 @@ def test_ranks_that_load_the_files_of_others_are_told(trainer: Any) -> None:
     twin = trainer().record()
     told = [LossContinuity().judge(with_files(read), [twin]).reason for read in ({0: 1, 1: 0}, {0: 0, 1: 1})]
     words = (
-        "ranks went on with each other's files: rank 0 loaded optim_1.pt, which rank 1 had saved, and not optim_0.pt, "
-        "which it had saved itself"
+        "ranks went on with files of other ranks: rank 0 loaded optim_1.pt, which rank 1 had saved, and not "
+        "optim_0.pt, which it had saved itself"
     )
     assert [words in reason for reason in told] == [True, False], told

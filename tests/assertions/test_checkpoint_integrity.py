@@ -61,6 +61,9 @@ def test_files_that_are_not_read_are_compared_by_their_bytes(trainer: Any) -> No
     assert lost.outcome is Outcome.INCONCLUSIVE
     assert f"replay.npz in step-{last} (step {last}) has other bytes than the twin's" in lost.reason
     assert _judge(trainer, files(always), files(usual)).outcome is Outcome.PASSED
+    gone = _inventory(*(_one(step, unread_files={} if step == last else {"replay.npz": usual[step]}) for step in STEPS))
+    assert _judge(trainer, gone, files(usual)).outcome is Outcome.INCONCLUSIVE
+    assert _judge(trainer, files(usual, "log-12.npz"), files(usual, "log-345.npz")).outcome is Outcome.PASSED
     assert _judge(trainer, files(other), files(usual), files(always)).outcome is Outcome.PASSED
     run = trainer(kills=KILL).record(inventory=files(other))
     twins = [trainer().record(inventory=files(usual))]

@@ -136,7 +136,9 @@ class StateSums:
         found = self._names.look(self._agent.optimizers, self._agent.reached())
         for what in {*begun} & {*_SUMMED}:
             begun[what] = {name: sums[id(each)] for name, each in found[what].items() if id(each) in sums}
-        begun.update({what: sorted(of) for what in ("unsaved", "trained") if (of := found[what])})
+        begun["trained"] = sorted(found["trained"])
+        if found["unsaved"]:
+            begun["unsaved"] = sorted(found["unsaved"])
 
     def _look(self) -> dict[str, Any]:
         """The check sums by quantity and name. Quantities with too many tensors are left out."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -115,6 +116,7 @@ _COUNT = re.compile(
     rf"(?:^|[._:])(?:n_?|num_?|is_?|was_?)?(?:{_RESTART}|attempts?|launch(?:es)?)(?:_?(?:count|from|path|step))?$", re.I
 )
 _SOURCE = re.compile(r"(?:^|[._:])_?name_or_path$")  # where a library of Hugging Face loaded a model from
+_NUMBERS = re.compile(r"\d+")
 _LIST = re.compile(rf"(?:^|[._:]){_RESTART}\.\d+(?:\.|$)", re.I)
 
 
@@ -230,8 +232,15 @@ def unread_that_differ(
 
 
 def _other_bytes(ours: Checkpoint, theirs: Checkpoint) -> list[str]:
-    """The names of the unread files whose bytes differ. Records of earlier versions have no digests of them."""
-    return [name for name in ours.unread.keys() & theirs.unread.keys() if ours.unread[name] != theirs.unread[name]]
+    """The names of the twin's unread files that have other bytes in the run, or that are missing there. Names may hold
+    numbers that differ in each run, such as times: of names that are equal but for numbers, as many must be there.
+    Records of earlier versions have no digests of unread files."""
+    have, due = (Counter(_NUMBERS.sub("#", name) for name in one.unread) for one in (ours, theirs))
+    lacks = due - have
+    return [
+        name for name, digest in sorted(theirs.unread.items())
+        if ours.unread.get(name, digest) != digest or (name not in ours.unread and lacks[_NUMBERS.sub("#", name)])
+    ]  # fmt: skip
 
 
 def _usual_norms(found: Sequence[Pair]) -> Mapping[Entry, float]:

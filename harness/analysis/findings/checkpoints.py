@@ -339,8 +339,8 @@ def _as_in_the_twin(
         name, one = odd
         return inconclusive(
             f"{well}; the contents of {len(alike)} equal the twin's at the same step, but {name} in {one.at} has other "
-            "bytes than the twin's, and files of this kind are not read: it may hold other state. If it may differ, "
-            "name it in `ignore`"
+            "bytes than the twin's or is missing, and files of this kind are not read: it may hold other state. If it "
+            "may differ, name it in `ignore`"
         )
     own = {one.path for one, _other in both}
     alone = [one for one in ours if one.good and one.path not in own]

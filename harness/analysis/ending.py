@@ -161,6 +161,22 @@ def ends_so_without_fault(run: Record) -> bool:
     return [own_exit_code(run), run.history.last_step] in twins
 
 
+def timed_out(run: Record) -> bool:
+    """Whether torchaos ended the job because its time-out was over."""
+    return bool(run.stopped and run.stopped.data.get("timed_out"))
+
+
+def never_ends_in_time(run: Record) -> str:
+    """A clause that says that the job ran into its time-out, as it did when no fault was injected. Empty if not."""
+    twins = [event.data["twin"] for event in run.of_kind(Kind.NOTE) if "twin" in event.data]
+    if not timed_out(run) or not any(code is None for code, _last in twins):
+        return ""
+    return (
+        f"the job's time-out of {run.plan.job.timeout_s:g} s is too short: the fault-free twin did not end within it "
+        "either; write a longer job.timeout"
+    )
+
+
 def failed_rank(run: Record) -> FailedRank | None:
     """The first rank that failed by itself, in the last attempt of a job that ended by itself. None if no rank did. Not
     counted: a rank that torchelastic ended, and an abort at interpreter exit after the last step. The exit code of the

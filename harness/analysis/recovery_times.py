@@ -21,7 +21,7 @@ from torchaos.harness.analysis.caught_up import (
 )
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import checkpoints_of
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
-from torchaos.harness.analysis.ending import final_step, own_exit_code
+from torchaos.harness.analysis.ending import final_step, never_ends_in_time, own_exit_code
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt, History
@@ -128,8 +128,11 @@ def on_until_s(record: Record, landing: Landing) -> float:
 
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
-    """Why there was nothing to recover, as a clause: the job was finished when the fault came. None if the job still
-    had steps to make, or if its last checkpoint is not whole; then a missing recovery is a failure."""
+    """Why a missing recovery is no failure, as a clause: the job was finished when the fault came, or would not have
+    ended in time without it either. None if the job still had steps to make, or if its last checkpoint is not whole;
+    then it is a failure."""
+    if too_short := never_ends_in_time(record):
+        return too_short
     reached = record.history.highest_step() or 0
     due = final_step(twins[0]) if twins else None
     if own_exit_code(record) != 0 or (due is not None and reached < due):

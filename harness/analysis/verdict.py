@@ -21,6 +21,7 @@ from torchaos.harness.analysis.ending import (
     ended_from_outside,
     last_error,
     last_words,
+    never_ends_in_time,
     not_resumed,
     twins_end_apart,
 )
@@ -225,7 +226,7 @@ def _overall(
     gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
     early = stopped and not stopped.get("enough", False)
     if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
-        return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}", ""
+        return Verdict.INCONCLUSIVE, f"the run was ended early: {never_ends_in_time(run) or stopped['reason']}", ""
     for journal, damaged in (
         ("the journal", run.damaged),
         *(("the journal of a twin", record.damaged) for record in twins),

@@ -126,7 +126,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # a text that is shown with the verdict. twin: the exit code and the last step of a twin whose job failed by itself
     Kind.NOTE: {"text": "str", "twin?": "list[Whole | None]"},
     # interrupted: by a person or program outside of torchaos; enough: the scenario ended the run on purpose
-    Kind.STOPPED: {"reason": "str", "interrupted?": "bool", "enough?": "bool"},
+    Kind.STOPPED: {"reason": "str", "interrupted?": "bool", "enough?": "bool", "timed_out?": "bool"},
     Kind.PROBED: {"probe": "str", "holds": "bool"},  # the answer of a condition's probe; + reason
     Kind.JOB_STARTED: {"submission": "Whole", "pid": "Whole"},  # the command was started; pid: of the command
     # exit_code: negative: signal; None: unknown

@@ -23,12 +23,12 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from torchaos.harness.analysis.ending import died_by_itself
+from torchaos.harness.analysis.ending import died_by_itself, timed_out
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Kind, Phase
-from torchaos.harness.record.plan import Plan, PlannedFault
+from torchaos.harness.record.plan import Plan, PlannedFault, counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.reaper_client import UndoError, undo_from_log
@@ -56,7 +56,7 @@ class Twins:
         self._execute, self._given_up, self._tell = execute, given_up, tell
         self._cache = cache or user_cache_path("torchaos")
         self._first: Inputs | None = None  # the inputs of twin 0, in the generation that this run uses
-        self.died = ""  # a clause about the twin's job, if it died by itself
+        self.died = ""  # a clause about the twin's job, if it died by itself or ran into its time-out
         self.failed: Record | None = None  # the twin's record, if its job failed or was ended early
         self.refused = ""  # why no further twin of this generation is available
 
@@ -147,7 +147,7 @@ class Twins:
             folder.root.rename(self._home / "failed")
             record = Record.load(RunDir(self._home / "failed"))  # it reads its steps from there when they are asked for
             if record.exit_code != 0 or record.stopped:
-                self.failed, died = record, died_by_itself(record)
+                self.failed, died = record, died_by_itself(record) or _unfinished(record)
                 self.died = f"{died}; its files are in {self._home / 'failed'}" if died else ""
                 return False
         else:
@@ -316,6 +316,14 @@ def finished_well(twin: Record) -> bool:
     """Whether the twin's job succeeded in its first attempt. A job that was ended early does not count, because it may
     save and end with exit code 0."""
     return twin.exit_code == 0 and len(twin.history.attempts) == 1 and not twin.stopped
+
+
+def _unfinished(twin: Record) -> str:
+    """A clause about a twin that ran into its time-out. Empty for any other."""
+    if not timed_out(twin):
+        return ""
+    done = counted(last_step_in(twin) or 0, "step", "was/were")
+    return f"its time-out of {twin.plan.job.timeout_s:g} s was over when {done} done; write a longer job.timeout"
 
 
 def _link_or_copy(source: str, target: str) -> None:

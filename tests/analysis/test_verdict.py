@@ -143,6 +143,23 @@ def test_a_job_that_ends_with_an_error_without_a_fault_too_is_inconclusive(train
     assert verdicts == [(Verdict.INCONCLUSIVE, True), (Verdict.FAILED, False), (Verdict.FAILED, False)]
 
 
+@pytest.mark.parametrize("caught_up", [True, False])
+def test_a_job_that_runs_into_its_time_out_without_a_fault_too_is_inconclusive(trainer: Any, caught_up: bool) -> None:
+    """Its twin, which is none, had not ended by the time-out either, whether the job had caught up by then or not. If
+    it had, or if the run was ended by something else, the job is failed."""
+    run = without(trainer(kills=[(18, 1)]).record(), Kind.JOB_EXITED)
+    until = 25 if caught_up else 17
+    cut_s = next(e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 1 and e.step == until - 15)
+    run = replace(run, events=tuple(event for event in run.events if event.mono_s <= cut_s))
+    last, found = run.events[-1], []
+    for twin, timed_out in (([None, 20], True), ([1, 20], True), ([None, 20], False)):
+        note = at(last, Kind.NOTE, {"text": "the fault-free twin failed", "twin": twin})
+        end = {"reason": "it took too long", "interrupted": False, "enough": False, "timed_out": timed_out}
+        result = judged(plus(run, note, at(last, Kind.STOPPED, end)), asserts=("completed", "recovery_time"))
+        found.append((result.verdict, "write a longer job.timeout" in result.reason))
+    assert found == [(Verdict.INCONCLUSIVE, True), (Verdict.FAILED, False), (Verdict.FAILED, False)]
+
+
 def test_nothing_is_failed_on_a_damaged_journal(trainer: Any) -> None:
     """What the lines said that can't be read may have been what an assertion lacks; that goes for a twin's, too."""
     run = trainer(kills=[(18, 1)]).record()

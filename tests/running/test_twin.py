@@ -390,6 +390,32 @@ def test_a_job_that_dies_by_itself_before_all_faults_is_not_run_again(
     assert runs == 2 or "its files are in" in result.reason
 
 
+@pytest.mark.parametrize(("step", "runs"), [(500, 1), (3, 2)])
+def test_a_job_that_does_not_end_in_time_is_inconclusive(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, runs: int
+) -> None:
+    """The twin runs into its time-out, and so does the run, if there is one: it is not failed for that."""
+    fault = PlannedFault("kill", "process.kill", "rank", Target((0,)), Moment(0, step, None), {}, "", "")
+    asserts = (Named("completed", {}),)
+    plan = replace(plan_of("train"), twin={"runs": 1}, faults=(fault,), asserts=asserts)
+    scenario_run, made = ScenarioRun(plan, RunDir(tmp_path / "x"), b"", []), count()
+
+    def execute(plan: Plan, folder: RunDir) -> None:
+        next(made)
+        run = trainer(steps=6, kills=[(3, 0)] if plan.faults else []).record()
+        end = next(event for event in run.events if event.kind is Kind.JOB_EXITED)
+        data = {"reason": "it took too long", "interrupted": False, "enough": False, "timed_out": True}
+        events = [replace(end, kind=Kind.STOPPED, data=data) if event is end else event for event in run.events]
+        leaves(replace(run, events=tuple(events)))(plan, folder)
+
+    monkeypatch.setattr("torchaos.harness.running.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr(scenario_run, "_execute", execute)
+    result = scenario_run()
+    assert next(made) == runs
+    assert result.verdict.value == "inconclusive"
+    assert "write a longer job.timeout" in f"{result.reason} {[case.reason for case in result.cases]}"
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """Files of a job, as they were long before it ran."""

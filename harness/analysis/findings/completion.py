@@ -19,6 +19,7 @@ from torchaos.harness.analysis.ending import (
     ends_so_without_fault,
     failed_rank,
     final_step,
+    never_ends_in_time,
     teardown_aborts,
 )
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
@@ -80,6 +81,8 @@ def _ending(
 ) -> Finding | None:  # fmt: skip
     """The finding for a job that ended in a wrong way; None if it ended well."""
     stopped, exited, code = run.stopped, run.exited, run.exit_code
+    if too_short := never_ends_in_time(run):
+        return inconclusive(too_short)
     if stopped and (not exited or exited.mono_s >= stopped.mono_s):
         if due is not None and history.last_step == due and not history.unplaced:
             waited_s, done = _waited_s(run, stopped), counted(due, "step", "was/were")

@@ -119,12 +119,14 @@ class Run:
         self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
 
-    def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
+    def stop(self, reason: str, interrupted: bool = True, enough: bool = False, timed_out: bool = False) -> None:
         """Ends the run early. Evidence is still collected, and everything is undone and stopped. `interrupted`: the end
         came from outside, so unfinished work says nothing about the job. `enough`: the scenario ended the run on
-        purpose, by `until`."""
+        purpose, by `until`. `timed_out`: the job's time-out was over."""
         if self._stopped is None:
-            self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
+            self._stopped = {
+                "reason": reason, "interrupted": interrupted, "enough": enough, "timed_out": timed_out,
+            }  # fmt: skip
 
     def hurry(self) -> None:
         """From now on, the run waits for nothing and reads no more evidence. All faults are still undone."""
@@ -232,7 +234,8 @@ class Run:
             elif enough := self._watches.enough(events, now):
                 self.stop(enough, interrupted=False, enough=True)
             elif now > end:
-                self.stop(f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s", interrupted=False)
+                late = f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s"
+                self.stop(late, interrupted=False, timed_out=True)
             self._bases.update(events)
         if self._stopped:
             self.journal.emit(Kind.STOPPED, self._stopped)

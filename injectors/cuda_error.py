@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from torchaos.injectors.cuda_errors import Kind, error, poison
-from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
-from torchaos.plugin.evidence import broke_off, died
+from torchaos.plugin import Irreversible, NodeSite, RankSite
+from torchaos.plugin.families.ranks import ExceptionFault
 
 
 @dataclass(frozen=True)
-class Error(Fault):
+class Error(ExceptionFault):
     """Raises PyTorch's own error, with its text and code, in the call at the moment of the trigger. Every later call
     raises it again, even if the job catches it. Without a GPU, operations on the CPU raise it. `kind`: the CUDA
     error."""
@@ -21,9 +21,7 @@ class Error(Fault):
     kind: Kind = "ecc"
 
     name = "cuda.error"
-    where = ("rank",)
     imitates = "PyTorch's error of a broken CUDA context"
-    needs = frozenset({"agent"})
     phase = "backward"
 
     def changes(self, site: NodeSite) -> Irreversible:
@@ -33,6 +31,3 @@ class Error(Fault):
         torch: Any = import_module("torch")
         poison(torch, self.kind)
         raise error(torch, self.kind)
-
-    def felt(self, record: Record, fault: str) -> Evidence | None:
-        return died(record, fault, *range(1, 256), -6) or broke_off(record, fault)

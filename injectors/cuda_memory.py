@@ -8,14 +8,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record
-from torchaos.plugin.evidence import broke_off, died
+from torchaos.plugin import Irreversible, NodeSite, RankSite
+from torchaos.plugin.families.ranks import ExceptionFault
 
 _MORE = 64 << 20  # bytes: more than the free memory that an allocator holds
 
 
 @dataclass(frozen=True)
-class OutOfMemory(Fault):
+class OutOfMemory(ExceptionFault):
     """Limits the memory so that only `spare` bytes are free, and asks for more, so that the allocator raises its own
     error. The limit is torch's memory limit of this process on a GPU (set_per_process_memory_fraction), otherwise
     RLIMIT_AS. It stays until the process ends."""
@@ -23,8 +23,6 @@ class OutOfMemory(Fault):
     spare: int = 1 << 20
 
     name = "cuda.out_of_memory"
-    where = ("rank",)
-    needs = frozenset({"agent"})
     phase = "forward"
 
     def changes(self, site: NodeSite) -> Irreversible:
@@ -45,6 +43,3 @@ class OutOfMemory(Fault):
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
             want = self.spare + _MORE
         torch.empty(want, dtype=torch.uint8, device=device)
-
-    def felt(self, record: Record, fault: str) -> Evidence | None:
-        return died(record, fault, *range(1, 256), -6) or broke_off(record, fault)

@@ -12,6 +12,7 @@ if TYPE_CHECKING or not IN_RANK:
         all_waited,
         broke_off,
         died,
+        ended_before_twin,
         gone,
         out_of_step,
         slower,
@@ -25,6 +26,6 @@ else:
     __getattr__ = stand_ins(__name__)
 
 __all__ = [
-    "all_waited", "broke_off", "died", "gone", "out_of_step", "seen_by_others", "seen_by_twin", "slower",
-    "stood_still", "stopped", "took_turns",
+    "all_waited", "broke_off", "died", "ended_before_twin", "gone", "out_of_step", "seen_by_others", "seen_by_twin",
+    "slower", "stood_still", "stopped", "took_turns",
 ]  # fmt: skip

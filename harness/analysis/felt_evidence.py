@@ -7,7 +7,7 @@ and in synchronous training no rank can finish a step while another rank is miss
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -35,8 +35,8 @@ def died(record: Record, fault: str, *codes: int) -> Evidence | None:
 def broke_off(record: Record, fault: str) -> Evidence | None:
     """Evidence that the job caught an exception and could not go on as before. After each landing, and before a further
     step of the rank that was hit, the job loaded a checkpoint again and went on from there; or the rank ended with exit
-    code 0 in the middle of a step; or the log showed a known error after no rank had ended a step for a long time. The
-    agents of the other ranks, or the kernel, saw it, too."""
+    code 0 in the middle of a step or with more steps to make; or the log showed a known error after no rank had ended a
+    step for a long time. The agents of the other ranks, or the kernel, saw it, too."""
     found = [_break(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     proofs = [proof for proof in found if proof is not None]
     if not proofs or len(proofs) < len(found):
@@ -63,9 +63,8 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
     if back and loads and back.base is not None and reached is not None and back.base <= reached:
         did = "put back a state that it had kept in memory" if back.in_memory else "loaded a checkpoint again"
         return f"the job {did}, and went on from step {back.base} after step {reached}", loads[0]
-    end = _after(record.of_kind(*_EXITS), hit)
-    if end and not len(own) and hit.data["phase"] in _WITHIN and end.data.get("exit_code") == 0:
-        return f"pid {hit.data['pid']} ended with exit code 0 in the middle of a step ({hit.data['phase']})", end
+    if (end := _hid_it(record, hit)) and (unfinished := _unfinished(record, hit)):
+        return f"{_what_broke(end)} {unfinished}", end
     for told in record.of_kind(Kind.LOG_CAUSE):
         if told.attempt == hit.attempt and hit.mono_s < told.mono_s < next_s:
             until = steps.mono_s[steps.mono_s <= told.mono_s]
@@ -73,6 +72,44 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
             if waited_s >= max(_LONG[0], _LONG[1] * _usual(steps, hit.mono_s)):
                 return f"no rank ended a step for {waited_s:.2f} s, and then the log showed {told.data['cause']}", told
     return None
+
+
+def ended_before_twin(record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
+    """Evidence that every rank that the fault hit ended with exit code 0, without the step that it was to make next. In
+    the first twin, the same rank made that step."""
+    hits, ends = list(record.of_fault(fault, Kind.APPLYING)), of_each(record, fault, partial(_hid_it, record))
+    steps = [_not_made(record, hit, twins[0].history.executions) for hit in hits]
+    if not ends or "" in steps:
+        return None
+    return Evidence.of(
+        "; ".join(f"{_what_broke(end)} {step} in the twin" for end, step in zip(ends, steps, strict=True)), *ends
+    )
+
+
+def _hid_it(record: Record, hit: Event) -> Event | None:
+    """The end, with exit code 0, of a process that made no step after the hit."""
+    end = _after(record.of_kind(*_EXITS), hit)
+    later = record.steps_made.of_source(hit.source).mono_s > hit.mono_s
+    return end if end and end.data.get("exit_code") == 0 and not later.any() else None
+
+
+def _unfinished(record: Record, hit: Event) -> str:
+    """How it is known that a rank that has ended had more to do, as the end of a sentence. Empty if it is not known: a
+    rank also asks for a batch when there is none, and a model is also evaluated."""
+    if hit.data["phase"] in _WITHIN:
+        return f"in the middle of a step ({hit.data['phase']})"
+    if (failed := _broke(record, hit)) is not None:
+        return f"and then {_what_broke(failed)}"
+    made = _not_made(record, hit, record.history.executions.after(hit.mono_s))
+    return f"{made} in a later attempt" if made else ""
+
+
+def _not_made(record: Record, hit: Event, steps: Executions) -> str:
+    """If the rank that was hit has made its next step there: words that say so."""
+    done = record.history.steps_done(hit.rank, hit.attempt, hit.mono_s)
+    if done is None or not ((steps.rank == hit.rank) & (steps.global_step == done + 1)).any():
+        return ""
+    return f"before step {done + 1}, which rank {hit.rank} made"
 
 
 def gone(record: Record, fault: str) -> Evidence | None:

@@ -13,11 +13,11 @@ from torchaos.harness.protocol.agent_plan import Collectives
 from torchaos.harness.protocol.check_sums import as_integers, local
 from torchaos.harness.protocol.nccl_connections import NetKind, NetOrder
 from torchaos.plugin import Count, Evidence, Fault, Handle, Irreversible, Kind, NodeSite, RankSite, Record, Size
-from torchaos.plugin.evidence import all_waited, died
+from torchaos.plugin.evidence import all_waited, broke_off, died, ended_before_twin
 
 __all__ = [
-    "Call", "Collectives", "DeathFault", "Lease", "NcclNetFault", "NcclTransferFault", "NetKind", "WaitingFault",
-    "as_integers", "local",
+    "Call", "Collectives", "DeathFault", "ExceptionFault", "Lease", "NcclNetFault", "NcclTransferFault", "NetKind",
+    "WaitingFault", "as_integers", "local",
 ]  # fmt: skip
 
 
@@ -37,6 +37,21 @@ class DeathFault(Fault):
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         return died(record, fault, self.code)
+
+
+class ExceptionFault(Fault):
+    """A fault that raises an exception in the rank. It is felt if the rank then ends before its work is done, or if the
+    job catches it and goes back to an earlier state, or stands still until an error is in its log."""
+
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    codes: ClassVar[Sequence[int]] = (*range(1, 256), -signal.SIGABRT)
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        return died(record, fault, *self.codes) or broke_off(record, fault)
+
+    def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
+        return ended_before_twin(record, twins, fault)
 
 
 class WaitingFault(Fault):

@@ -15,6 +15,7 @@ from torchaos.harness.record.record import Record
 from torchaos.injectors.cuda_error import Error
 from torchaos.injectors.cuda_memory import OutOfMemory
 from torchaos.injectors.process_raise import Raise
+from torchaos.plugin import Fault
 
 
 def _hits(run: Record) -> tuple[Record, Event, Event]:
@@ -84,21 +85,61 @@ def test_a_rank_that_raised_may_be_ended_by_torchelastic(trainer: Any, code: int
     assert Raise().felt(replace(told, events=(*told.events, later)), hit.data["fault"]) is None
 
 
-@pytest.mark.parametrize(("phase", "proof"), [("backward", True), ("forward", False), ("checkpoint_write", False)])
-def test_a_rank_that_hides_its_error_and_ends_in_the_middle_of_a_step_felt_it(
-    trainer: Any, phase: str, proof: bool
-) -> None:
-    """With exit code 0, as if it had done its work. Between two steps, that may be so: the step was not begun."""
-    run = trainer(kills=[(18, 1)]).record()
+def _hidden(run: Record, phase: str, others: int | None = None, until: int | None = None) -> Record:
+    """The run with another phase of the hit, whose rank ends with exit code 0. `others`: the exit code of rank 0 in the
+    same attempt; `until`: the last attempt."""
     hit = next(run.of_kind(Kind.APPLYING))
-    own = [e for e in run.of_kind(Kind.RANK_EXITED, Kind.ELASTIC_FAILURE) if e.data.get("pid") == hit.data["pid"]]
-    events = [
-        replace(e, data={**e.data, "phase": phase}) if e is hit
-        else replace(e, data={**e.data, "exit_code": 0}) if e in own else e for e in run.events
-    ]  # fmt: skip
-    found = Raise().felt(replace(run, events=tuple(events)), hit.data["fault"])
-    assert (found is not None) is proof
-    assert found is None or found.what.endswith("ended with exit code 0 in the middle of a step (backward)")
+
+    def told(event: Event) -> Event | None:
+        if event is hit:
+            return replace(event, data={**event.data, "phase": phase})
+        if until is not None and (event.attempt or 0) > until:
+            return None
+        if event.kind not in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE) or event.attempt:
+            return event
+        code = 0 if event.data["pid"] == hit.data["pid"] else others
+        return None if code is None else replace(event, data={**event.data, "exit_code": code})
+
+    return replace(run, events=tuple(e for e in map(told, run.events) if e))
+
+
+@pytest.mark.parametrize("injector", [Raise(), Error(), OutOfMemory()])
+def test_a_rank_that_hides_its_error_in_the_middle_of_a_step_felt_it(trainer: Any, injector: Fault) -> None:
+    """It ends with exit code 0, as if it had done its work. Before the backward, that may be so: a batch is asked for
+    when there is none, and a model may be evaluated."""
+    run = trainer(kills=[(18, 1)]).record()
+    for phase in ("data", "forward", "backward", "optimizer", "checkpoint_write"):
+        found = injector.felt(_hidden(run, phase, until=0), "kill")
+        if phase in ("backward", "optimizer"):
+            assert found
+            assert found.what == f"pid 1001 ended with exit code 0 in the middle of a step ({phase})"
+        else:
+            assert found is None, phase
+
+
+@pytest.mark.parametrize("injector", [Raise(), Error(), OutOfMemory()])
+@pytest.mark.parametrize("phase", ["data", "forward", "checkpoint_write"])
+def test_a_rank_that_hides_its_error_and_leaves_work_undone_felt_it(trainer: Any, phase: str, injector: Fault) -> None:
+    """Others failed when it had left, or a later attempt or the twin made the step on this rank. A step that it had
+    made itself, or that another rank made, shows nothing: the rank may have had no more to do."""
+    run = trainer(kills=[(18, 1)]).record()
+    failed = injector.felt(_hidden(run, phase, others=1, until=0), "kill")
+    assert failed
+    assert failed.what == "pid 1001 ended with exit code 0 and then pid 1000 ended with exit code 1"
+    later = injector.felt(_hidden(run, phase), "kill")
+    assert later
+    assert later.what == "pid 1001 ended with exit code 0 before step 18, which rank 1 made in a later attempt"
+    without = _hidden(run, phase, until=0)
+    twin = injector.felt_by_twin(without, [trainer().record()], "kill")
+    assert twin
+    assert twin.what == "pid 1001 ended with exit code 0 before step 18, which rank 1 made in the twin"
+    assert injector.felt_by_twin(without, [trainer(stops=17).record()], "kill") is None
+    alone = replace(run, events=tuple(e for e in run.events if e.attempt != 1 or e.rank == 0))
+    assert injector.felt(_hidden(alone, phase), "kill") is None
+    step = next(e for e in run.of_kind(Kind.STEP) if e.source == "rank1-a0")
+    hit = next(run.of_kind(Kind.APPLYING))
+    went_on = replace(without, events=(*without.events, replace(step, seq=10_000, mono_s=hit.mono_s + 1e-4)))
+    assert injector.felt_by_twin(went_on, [trainer().record()], "kill") is None
 
 
 @pytest.mark.parametrize("blind", [False, True])

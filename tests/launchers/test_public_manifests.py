@@ -137,7 +137,9 @@ def test_whose_pods_are_the_nodes(tmp_path: Path, text: str, count: int | None, 
         pytest.param("image: {{ .Values.image }}", "render a template first", id="a chart of Helm"),
         pytest.param(JOB.replace("image: train", "image: t, env: [{name: WARMUP, value: 1e3}]"),
                      "env WARMUP: kubectl reads 1000, and no text; write quotes", id="a variable without its quotes"),
-        pytest.param(object_("v1 Service", "s"), "there is no pod in it", id="a Service alone"),
+        pytest.param(object_("argoproj.io/v1alpha1 Workflow", "w", "templates: [{name: t, container: {image: t}}]"),
+                     "of kind Workflow .*a controller runs its steps; write the Job", id="a Workflow of Argo"),
+        pytest.param(object_("v1 Service", "s"), r"there is no pod in it \(Service\)", id="a Service alone"),
     ],
 )  # fmt: skip
 def test_what_can_not_run_a_job(tmp_path: Path, text: str, why: str) -> None:

@@ -68,6 +68,8 @@ _LABEL = r"(?:\s|\[(?:rank|default)?\d+\]:|\d+: |\([\w-]+ pid=\d+[^)]*\))*"
 _AGAIN = re.compile(
     r"\b(?:[Rr]e-?try|[Rr]e-?trying|[Tt]ry(?:ing)? again|[Rr]econnecting|[Ss]kipping|restored|recovered)\b"
     r"|\b(?:WARNING|[Ww]arning)\b|socket has failed to connect to"
+    # A message to people that did not arrive, if no exception came of it: training goes on.
+    rf"|^(?!{_LABEL}[\w.]+(?:Error|Exception|Timeout)\b).*(?:[Ss]lack|[Dd]iscord|[Tt]elegram|[Ww]ebhook|\bsmtp)"
 )
 _CLIENT = re.compile(
     r"https?://|s3://|gs://|HTTPS?Connection|\b(?:urllib3?|requests|botocore|boto3|aiohttp|httpx|httpcore|grpc|wandb)\b"

@@ -60,12 +60,14 @@ def with_policy(tree: Any) -> Iterator[dict[str, Any]]:
 
 _AGAIN = "Kubernetes itself starts its containers again, and takes no other policy; write a Job"
 _RAY = "the commands of its pods are Ray's, which starts the ranks itself; write a Job of the same image"
+_STEPS = "a controller runs its steps; write the Job that one of its steps is"
 _CANNOT = {
     **dict.fromkeys(("DaemonSet", "Deployment", "ReplicaSet", "ReplicationController", "StatefulSet"), _AGAIN),
     "LeaderWorkerSet": _AGAIN,
     **dict.fromkeys(("RayCluster", "RayJob", "RayService"), _RAY),
     "MPIJob": "its launcher starts the ranks in its workers over ssh; write a Job or a PyTorchJob, and torchrun as "
     "job.command",
+    **dict.fromkeys(("Workflow", "WorkflowTemplate", "CronWorkflow"), _STEPS),
     "CronJob": "it makes its Job at a time of its own; write the Job of its jobTemplate",
 }
 

@@ -368,7 +368,10 @@ def _with_nodes(file: Path, objects: Sequence[dict[str, Any]], named: Sequence[s
     several kinds are."""
     holders = [one for one in objects if any(pods_in(one)) or is_train_job(one)]
     if not holders:
-        raise UsageError(f"{file}: there is no pod in it, which is an object whose spec has containers")
+        if wrong := next(filter(refused, objects), None):
+            raise UsageError(f"{file}: {why_not(wrong)}")
+        kinds = ", ".join(sorted({str(one["kind"]) for one in objects})) or "empty"
+        raise UsageError(f"{file}: there is no pod in it ({kinds}); a pod is an object whose spec has containers")
     names = [name_of(one) for one in holders]
     if unknown := [name for name in named if name not in names]:
         raise UsageError(f"{file}: no object {unknown[0]} has pods; job.pods.objects may name {', '.join(names)}")

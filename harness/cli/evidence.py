@@ -17,7 +17,7 @@ from torchaos.harness.checkpoints.files import Files, locate
 from torchaos.harness.checkpoints.layout import Checkpoint, Problem, Trouble
 from torchaos.harness.checkpoints.verify import Manifests, Verified
 from torchaos.harness.checkpoints.verify import verify as verify_one
-from torchaos.harness.cli.options import AS_JSON, PATH, RunFolder, cli
+from torchaos.harness.cli.options import AS_JSON, RunFolder, cli
 from torchaos.harness.cli.run_output import is_told
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.diagnosis import blame, flight_recorder
@@ -99,7 +99,9 @@ _SHOWN = 20  # so many problems of a checkpoint are printed
 @cli.command()
 @click.argument("path")
 @click.option("--all", "every", is_flag=True, help="All checkpoints under PATH, not only the newest.")
-@click.option("--manifest", type=PATH, metavar="DIR", help="The run directory (or a folder of manifests) of the job.")
+@click.option(
+    "--manifest", type=RunFolder(), metavar="DIR", help="The run directory (or a folder of manifests) of the job."
+)
 @AS_JSON
 def verify(path: str, every: bool, manifest: Path | None, json_file: Path | None) -> None:
     """Check a checkpoint for damage. PATH is a checkpoint, or a folder or URL whose newest checkpoint is checked. The

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from textwrap import fill
 
 import click
 from rich.console import Console
@@ -22,7 +23,6 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir, commit_in
 from torchaos.harness.reporting import exporters, gameday_history, html, short_report, trend_store
-from torchaos.harness.reporting import short_report as markdown
 from torchaos.harness.reporting.compare_runs import TOLERANCE, Change, compare, overall
 from torchaos.harness.reporting.gameday_history import Night
 from torchaos.harness.reporting.html import index
@@ -118,7 +118,7 @@ def summarize(results: Sequence[Result], path: Path | None) -> None:
         with suppress(ChaosError):  # a run that left too few files has no summary, only a reason
             happened[result.run_dir] = headline.happened(Record.load(RunDir(Path(result.run_dir))), result)
     try:
-        markdown.write(results, path, happened)
+        short_report.write(results, path, happened)
     except OSError as error:
         raise UsageError(f"{path}: the summary can't be written: {error.strerror}") from error
 
@@ -262,4 +262,5 @@ def repro(folder: Path, output: Path | None, promise: str) -> None:
         raise UsageError(f"{path}: the script can't be written: {error.strerror}; choose another with -o") from error
     nothing = "most likely nothing, since the run passed"
     click.echo(f"{path}: written; run it with python, without torchaos")
-    click.echo(f"  shows     {nothing if result.verdict is Verdict.PASSED else result.reason}")
+    shown = nothing if result.verdict is Verdict.PASSED else result.reason
+    click.echo(fill(shown, 100, initial_indent="  shows     ", subsequent_indent=" " * 12))

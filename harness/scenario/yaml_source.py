@@ -176,7 +176,7 @@ def parse(path: Path, text: str) -> Source:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ScenarioError(path, [Problem(_place(mark), _words(error))]) from None
+        raise ScenarioError(path, [Problem(_place(mark), _words(error) + _if_no_yaml(path))]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
@@ -303,6 +303,11 @@ _ADVICE = (
     (r"chomping or indentation indicators", "after | or > the text begins on the next line; or quote the value"),
     (r"expected alphabetic or numeric character", "* and & begin an alias or an anchor in YAML; quote the text"),
 )
+
+
+def _if_no_yaml(path: Path) -> str:
+    other = path.suffix not in ("", ".yaml", ".yml", ".json")
+    return f"; the file is read as YAML: is {path.name} the right one?" if other else ""
 
 
 def _words(error: yaml.MarkedYAMLError) -> str:

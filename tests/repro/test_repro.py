@@ -119,6 +119,7 @@ def test_the_command_writes_a_script_that_stands_alone(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     assert done.output.startswith(f"{path}: written; run it with python, without torchaos\n  shows     ")
+    assert max(map(len, done.output.splitlines()[1:])) <= 100
     assert os.access(path, os.X_OK)
     text = path.read_text()
     assert "import torchaos" not in text

@@ -44,3 +44,11 @@ def test_each_is_told_with_its_place(text: str, place: str, words: str) -> None:
     assert told.startswith(f"a.yaml:{place}: ")
     assert words in told
     assert "expected" not in told.replace("is expected here", "")
+
+
+def test_a_file_of_another_kind_is_doubted() -> None:
+    """A script that is given in place of a scenario is not only called bad YAML; a scenario is."""
+    for name, doubted in (("train.py", True), ("a.yaml", False), ("a", False)):
+        with pytest.raises(yaml_source.ScenarioError) as caught:
+            yaml_source.parse(Path(name), "def f(x: int) -> int:\n    return x\n")
+        assert ("is train.py the right one?" in str(caught.value)) is doubted

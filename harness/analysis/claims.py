@@ -158,8 +158,13 @@ CLAIMS: Mapping[str, Claim] = {
         "the first loss of the job; the weights were not seen",
     ),
     "not recorded": Claim(
-        "something that was not recorded acts in the {part}, since {why}",
+        "something that was not recorded{such} acts in the {part}, since {why}",
         "the losses of the steps since the resume",
+    ),
+    "samples first": Claim(", such as the samples{saved},", "the samples were not recorded"),
+    "saved apart": Claim(
+        " (in {checkpoint}, {name} is {ours} instead of {theirs})",
+        "the contents of the checkpoints of both runs after the resume",
     ),
     "backwards": Claim(
         "nothing that was recorded explains why it had another number of backwards",

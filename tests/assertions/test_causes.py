@@ -16,7 +16,7 @@ from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
 from torchaos.harness.analysis.comparison.parameters import meaning
-from torchaos.harness.interfaces import Outcome
+from torchaos.harness.interfaces import First, Outcome, What
 from torchaos.harness.protocol.wire import Event, Kind
 
 KILL = [(18, 1)]
@@ -274,3 +274,45 @@ def test_ranks_that_load_the_files_of_others_are_told(trainer: Any) -> None:
         "optim_0.pt, which it had saved itself"
     )
     assert [words in reason for reason in told] == [True, False], told
+
+
+@pytest.mark.parametrize(("kept", "what"), [(2, What.LOSSES), (1, What.LOSS)])
+def test_a_loss_before_the_samples_that_differ_does_not_follow_from_them(trainer: Any, kept: int, what: What) -> None:
+    """Of two backwards of a step, the first has the twin's samples (`kept` of its two) and another loss: the RNG is its
+    cause, and samples that are drawn later follow. If its own samples differ already, they are a cause."""
+
+    def two(event: Event) -> dict[str, Any]:
+        return {"losses": [*event.data["losses"], *event.data["losses"]]}
+
+    def other(event: Event) -> dict[str, Any]:
+        rows = event.data["samples"]
+        late = event.attempt == 1 and event.step == 1
+        return {
+            **two(event),
+            "samples": [*rows[:kept], *(f"{9 + at:016x}" for at in range(4 - kept))] if late else rows,
+        }
+
+    run = _edited(trainer(kills=KILL, broken=frozenset({"rng"}), named=True).record(), Kind.STEP, other)
+    twin = _edited(trainer(named=True).record(), Kind.STEP, two)
+    found = LossContinuity().judge(run, [twin])
+    assert (found.outcome, found.first) == (Outcome.FAILED, First(what, 16))
+    assert "the RNG state" in found.cause
+    assert ("were given" in found.cause) is (kept == 1)
+
+
+def test_a_number_that_was_saved_shows_where_to_look(trainer: Any) -> None:
+    """Samples that were not seen are the first suspects of a first loss that differs, and a position in the next
+    checkpoints that is not the twin's is told beside them. A time, and a value that is no whole number, are not."""
+    numbers = {"saved_time": 1_790_000_000, "loss": 0.5, "loader.pos": 80}
+
+    def inventory(**other: float) -> dict[str, Any]:
+        values = {name: str(value) for name, value in {**numbers, **other}.items()}
+        about = {"format": "torch", "complete": True, "loadable": True, "problems": [], "tensors": {"w": "1"}}
+        return {"root": "/job/checkpoints", "checkpoints": [{**about, "path": "step-20", "step": 20, "values": values}]}
+
+    run = trainer(kills=KILL, broken=frozenset({"sampler"}), samples_seen=False)
+    twin = trainer(samples_seen=False).record(inventory=inventory())
+    for other, told in (({"loader.pos": 95}, True), ({"loss": 0.6, "saved_time": 1_790_000_333}, False)):
+        cause = LossContinuity().judge(replace(run, kills=KILL).record(inventory=inventory(**other)), [twin]).cause
+        assert cause.startswith("something that was not recorded, such as the samples")
+        assert ("(in step-20, loader.pos is 95 instead of 80)" in cause) is told

@@ -21,7 +21,14 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from statistics import median
 
-from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, Clash, differing, is_below, root_of
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import (
+    Checkpoint,
+    Clash,
+    checkpoints_of,
+    differing,
+    is_below,
+    root_of,
+)
 from torchaos.harness.analysis.checkpointing.resume_points import Pair, family, lacking, moved, pairs, points_of
 from torchaos.harness.analysis.tolerance import CAP, CERTAIN, LEARNED_FACTOR, LOW_PRECISION, rounding
 from torchaos.harness.protocol.wire import Kind
@@ -153,6 +160,24 @@ def counts_restarts(clash: Clash, checkpoint: Checkpoint) -> bool:
     if clash.theirs == "False":
         return clash.ours == "True"
     return clash.theirs in ("None", "''") and is_own
+
+
+_NUMBER = re.compile(r"-?\d+")
+
+
+def first_number_apart(run: Record, twin: Record, base: int) -> Clash | None:
+    """The first whole number that a checkpoint of a step after `base` (global) holds, and that is another one in the
+    twin's checkpoint of that step, and that neither a clock nor a restart explains. Such numbers seldom follow from
+    losses or weights. None if there is none, or if the contents of the checkpoints were not recorded."""
+    ours, theirs = checkpoints_of(run) or [], checkpoints_of(twin) or []
+    both = [pair for pair in pairs(ours, theirs) if pair[0].step is not None and pair[0].step > base]
+    made = compare(both, [theirs], run.history, None, ())
+    return next((clash for clash in made.clashes if _is_number_apart(clash)), None)
+
+
+def _is_number_apart(clash: Clash) -> bool:
+    numbers = all(_NUMBER.fullmatch(text or "") for text in (clash.ours, clash.theirs))
+    return numbers and clash.kind == "value" and not may_be_a_clock(clash)
 
 
 _LAST_BIT = 1e-7  # relative: the last bit of a float32

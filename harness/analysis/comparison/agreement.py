@@ -181,6 +181,7 @@ class Difference:
     theirs: float | None
     relative: float
     backward: str = ""  # which one of the step has this loss, if there are several
+    before_samples: bool = False  # its own samples are the twin's, and later ones of the step are not
 
 
 def history_of(run: Record, twins: Sequence[Record]) -> History:
@@ -309,8 +310,17 @@ def _of_rank(
         mine, other = mine or 0.0, other or 0.0
         if relative(mine, other, limits.loss.typical) > limits.loss.allowed(step, factor):
             backward = f"backward {number} of {len(run.losses)}" if len(run.losses) > 1 else ""
-            yield Difference("loss", step, rank, mine, other, relative(mine, other), backward)
+            early = _is_before_samples(run, twin, number)
+            yield Difference("loss", step, rank, mine, other, relative(mine, other), backward, early)
             return
+
+
+def _is_before_samples(run: Execution, twin: Execution, number: int) -> bool:
+    """Whether the samples up to backward `number` of the step (from 1) are the twin's, and later ones are not. Each
+    backward is taken to have as many samples as the others. Then its loss can't follow from the samples."""
+    mine, twins, each = run.samples, twin.samples, divmod(len(twin.samples), len(twin.losses))
+    until = number * each[0]
+    return bool(until) and not each[1] and len(mine) == len(twins) and mine != twins and mine[:until] == twins[:until]
 
 
 def _of_mean(

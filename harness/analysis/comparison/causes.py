@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from torchaos.harness.analysis.checkpointing.carried_state import carried_into, mixed_state
+from torchaos.harness.analysis.checkpointing.checkpoint_diff import first_number_apart
 from torchaos.harness.analysis.checkpointing.restored_state import begun_with, trained_since
 from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, files_of_others, is_of_other_replicas
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
@@ -180,7 +181,7 @@ class _Resumed:
         if skips and counter and counter.step == self._first.step:
             counter = None
         update = [self._trained(), *self._moments(), counter, None if skips else self._schedule()]
-        if exact[0] and data and data.step == self._first.step:
+        if (exact[0] or self._first.before_samples) and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step
         proved = [Fact("", self._first.step, clause) for clause in exact if clause]
         found = [fact for fact in (*proved, data, *state, *update) if fact]
@@ -314,7 +315,7 @@ class _Resumed:
             return said("backwards")
         if first.what == "parameters":
             if first.ours is None or first.theirs is None:
-                return said("not recorded", part="backward or the update", why="no loss differs")
+                return said("not recorded", such="", part="backward or the update", why="no loss differs")
             return said("update") if first.ours == first.theirs else said("gradients", step=first.step)
         if self._acts_later():
             return said("acts later", step=self._base + 1)
@@ -327,13 +328,26 @@ class _Resumed:
             return said("gradients", step=bent)
         if agreed:
             why = "the first loss agrees" if agreed == 1 else f"the first {agreed} losses agree"
-            return said("not recorded", part="backward or the update, or shows late", why=why)
+            return said(
+                "not recorded", such=self._number_apart(), part="backward or the update, or shows late", why=why
+            )
         if self._weights is None and is_like_the_start(self._ours, first):
             return said("start")
         mine, twins = self._ours[first.step], self._theirs[first.step]
         differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
         only = f" of rank {listed(differ)} alone" if 0 < len(differ) < len(mine) else ""
-        return said("not recorded", part="forward or in the loss", why=f"the first loss{only} differs")
+        seen = all(one.samples_seen for by_rank in (mine, twins) for one in by_rank.values())
+        saved = self._number_apart()
+        such = saved if seen else said("samples first", saved=saved)
+        return said("not recorded", such=such, part="forward or in the loss", why=f"the first loss{only} differs")
+
+    def _number_apart(self) -> str:
+        """A phrase about a number in a checkpoint after the resume that is not the twin's, such as a position in the
+        data. Empty if there is none."""
+        clash = self._twin and first_number_apart(self._run, self._twin, self._base)
+        if not clash:
+            return ""
+        return said("saved apart", checkpoint=clash.path, name=clash.name, ours=clash.ours, theirs=clash.theirs)
 
     def _acts_later(self) -> bool:
         """Whether the first step after the resume left other moments than in the twin, although its losses and the

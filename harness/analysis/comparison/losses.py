@@ -367,7 +367,8 @@ def _list(ranks: set[int]) -> str:
 
 
 def first_of(first: Difference) -> First:
-    return First(What(first.what), first.step)
+    """A loss that came before the samples that differ does not follow from them: then they follow from it."""
+    return First(What.LOSSES if first.before_samples else What(first.what), first.step)
 
 
 def measured_of(first: Difference) -> dict[str, object]:

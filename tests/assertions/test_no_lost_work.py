@@ -641,6 +641,36 @@ def test_a_rank_that_went_on_from_an_older_copy_is_told() -> None:
     assert apart(replace(part, witnesses=(counter, replace(samples, ranks=(0,))))) is None
 
 
+def test_a_rank_without_steps_may_save_before_the_others_are_done_with_the_step(trainer: Any) -> None:
+    """An actor has done its part of the step when the learner still trains: the time of its save does not show that its
+    file is of the step before. A file of a much earlier step is told."""
+    run = trainer(kills=[(18, 1)]).record()
+    saves = (Kind.SAVE_BEGIN, Kind.SAVE_END)
+    done = {
+        (e.attempt, e.step): e.mono_s
+        for e in run.events if e.kind is Kind.STEP and e.rank == 0
+    }  # fmt: skip
+
+    def of_actor(event: Event, loaded: int) -> Event:
+        step = loaded if event.kind in (Kind.LOAD_BEGIN, Kind.LOAD_END) else int(event.data["path"].rpartition("-")[2])
+        data = {**event.data, "path": f"/job/checkpoints/actor-{step}"}
+        if "numbers" in data:
+            data["numbers"] = {"update": step}
+        if event.kind not in saves:
+            return replace(event, data=data)
+        before = done[event.attempt, event.step] - 1e-3 + 1e-4 * saves.index(event.kind)
+        return replace(event, data=data, step=0, mono_s=before)
+
+    for loaded, apart_ in ((15, False), (10, True)):
+        events = [
+            of_actor(e, loaded) if e.rank == 1 and "path" in e.data else e
+            for e in run.events if not (e.kind is Kind.STEP and e.rank == 1)
+        ]  # fmt: skip
+        found = NoLostWork().judge(replace(run, events=tuple(sorted(events, key=lambda e: e.mono_s))), [])
+        assert ("rank 1 loaded a checkpoint of step" in found.reason) is apart_, found.reason
+        assert (found.outcome is Outcome.PASSED) is not apart_
+
+
 @pytest.mark.parametrize(
     ("paths", "name"),
     [

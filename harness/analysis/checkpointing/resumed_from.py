@@ -306,7 +306,9 @@ def apart(part: Segment) -> Apart | None:
     found = [
         _of(record, part.base, part.witnesses)
         for record in part.witnesses
-        if record.name == RECORD and record.value is not None and part.base not in record.fits
+        if record.name == RECORD
+        and part.base not in record.fits
+        and (record.value is not None or len(record.fits) == 2)  # two: of a rank that makes no steps
     ]
     told = [candidate for candidate in found if candidate is not None]
     return max(told, key=lambda candidate: candidate.sure, default=None) or _by_state(part)

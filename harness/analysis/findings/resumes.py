@@ -258,9 +258,10 @@ def _of_several(begun: str, other: Apart) -> Finding:
             f"{other.rests_on}. The state of the job is not of one step",
             ranks=list(other.ranks), base=other.step,
         )  # fmt: skip
+    they, were = ("it", "was") if len(other.ranks) == 1 else ("they", "were")
     return inconclusive(
-        f"{begun}, and {ranks} loaded a checkpoint of step {other.step}: no counter of an optimizer "
-        "shows whether the state of the other ranks replaced it"
+        f"{begun}, and {ranks} loaded a checkpoint of step {other.step}: nothing that was recorded shows whether "
+        f"{they} went on from there, or {were} then given the state of the other ranks"
     )
 
 

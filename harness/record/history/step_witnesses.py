@@ -90,7 +90,11 @@ def _save_record(load: Load, scene: Scene) -> Said | None:
         other.global_step for other in scene.saves
         if other.path == save.path and other.begun_s <= (save.ended_s or 0.0) and save.begun_s <= (other.ended_s or 0.0)
     )  # fmt: skip
-    return tuple(dict.fromkeys((save.global_step, *before, *(step for step in apart if step is not None)))), rests_on
+    # A rank that makes no steps, such as an actor, may be done with its part of the step that the others are making.
+    stepless = not any(np.isin(part.rank, save.ranks).any() for part in scene.known)
+    next_ = (save.global_step + 1,) if stepless else ()
+    fits = (save.global_step, *next_, *before, *(step for step in apart if step is not None))
+    return tuple(dict.fromkeys(fits)), rests_on
 
 
 def _contents(load: Load, scene: Scene) -> Said | None:

@@ -211,6 +211,11 @@ CLAIMS: Mapping[str, Claim] = {
         "{sizes}: {found}",
         "the state before and after the resume, by name or as check sums of all ranks",
     ),
+    "lost in the process": Claim(
+        "the {state} with which the job went on after it had gone back to step {step} are not those that it had after "
+        "that step{sizes}: {found}",
+        "the state before and after the job went back, by name or as check sums of all ranks",
+    ),
     "lost in forward": Claim(
         "after the first forward of attempt {attempt}, which went on from step {step}, the {state} are not those of "
         "attempt {saver}{sizes}: {found}. They were not restored, or that forward wrote other values into them",

@@ -114,6 +114,18 @@ def test_gradients_that_a_warm_up_clears(trainer: Any, shift: int) -> None:
     assert ("rewound" in SampleAccounting().judge(run, [twin]).reason) is bool(shift)
 
 
+def test_gradients_that_one_rank_alone_clears(trainer: Any) -> None:
+    """A rank that raised an exception clears its gradients, and the others made the step: no iteration was skipped."""
+
+    def edit(event: Event, step: int) -> dict[str, Any]:
+        resumed = event.attempt == 1
+        cleared = {"dropped": 1} if resumed and event.step == 1 and event.rank == 1 else {}
+        return {"sched_step": None, **({"losses": [9.0 + step]} if resumed else {}), **cleared}
+
+    run, twin = _edited(trainer(kills=KILL).record(), edit), _twin(trainer, seen=False)
+    assert "skipped (made" not in LossContinuity().judge(run, [twin]).reason
+
+
 def test_skips_that_come_after_a_difference_are_not_its_cause(trainer: Any) -> None:
     """They may follow from it."""
     run, twin = _run(trainer), _twin(trainer)

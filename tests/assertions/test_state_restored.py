@@ -11,7 +11,7 @@ import pytest
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
-from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
+from torchaos.harness.analysis.checkpointing.carried_state import _equal, mixed_state
 from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with
 from torchaos.harness.analysis.checkpointing.state_differences import RNG, Other, in_words
 from torchaos.harness.analysis.claims import said
@@ -961,3 +961,13 @@ def test_sums_of_no_moments_show_no_step(trainer: Any) -> None:
     events = (replace(e, data={**e.data, **nothing}) if e.kind is Kind.STEP else e for e in run.events)
     reason = StateRestored().judge(replace(run, events=tuple(events)), ()).reason
     assert f"the moments of {NAMES[1]} are others" in reason, reason
+
+
+def test_replicas_that_no_longer_hold_the_same_are_others() -> None:
+    """All ranks held the same whole tensors. Sums that differ from each other can't all be that sum, although they
+    can't be added up; of ranks that hold parts, nothing is known."""
+    before, parts = dict.fromkeys((0, 1), "a" * 32), {0: "b" * 32, 1: "c" * 32}
+    assert _equal({0: "a" * 32, 1: "b" * 32}, before) is False
+    assert _equal({0: "a" * 32, 1: None}, before) is None
+    assert _equal({0: "a" * 32, 1: "b" * 32}, parts) is None
+    assert _equal(parts, parts) is True

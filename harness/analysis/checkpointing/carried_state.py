@@ -110,10 +110,10 @@ class Carried:
         return f" (then {then}, now {now})" if self.resized else ""
 
 
-def carried_into(run: Record, attempt: int) -> Carried | None:
-    """The state that was restored by the resume with which the attempt began. None if it resumed from no step of this
-    run."""
-    found = (carried for carried in resumes_carried(run) if not carried.attempt.segments[0].after)
+def carried_into(run: Record, attempt: int, after: int = 0) -> Carried | None:
+    """The state that was restored by the resume with which the attempt began, or its segment after so many steps. None
+    if it resumed from no step of this run."""
+    found = (carried for carried in resumes_carried(run) if carried.attempt.segments[0].after == after)
     return next((carried for carried in found if carried.attempt.number == attempt), None)
 
 
@@ -127,21 +127,24 @@ def _parts(run: Record) -> list[Attempt]:
 
 
 def _resumes(run: Record, part: Segment) -> bool:
-    """Whether the segment began with an attempt, or with a load of a checkpoint after a fault. A load that no fault
-    explains may be a part of the program."""
+    """Whether the segment began with an attempt, or because the job went back to an earlier state after a fault: it
+    loaded a checkpoint, or put back at once what it had kept in memory. To go back may else be a part of the
+    program."""
+    if run.history.begins_attempt(part) or part.in_memory:
+        return run.history.begins_attempt(part) or _is_at_once(run, part)
     hits = run.of_kind(Kind.APPLYING)
-    return run.history.begins_attempt(part) or (
-        not part.in_memory and any(hit.attempt == part.number and hit.mono_s < part.started_s for hit in hits)
-    )
+    return any(hit.attempt == part.number and hit.mono_s < part.started_s for hit in hits)
 
 
 def _is_at_once(run: Record, part: Segment) -> bool:
-    """Whether the job loaded a checkpoint as the first thing after a fault, before a further step of the rank that was
-    hit."""
+    """Whether the job went back as the first thing after a fault, before a further step of the rank that was hit. When
+    it put back a state that it had kept in memory is known only as before the end of the next step."""
+    steps = run.history.executions.of_attempt(part.number)
+    first_s = run.history.of_segment(part.number, part.after).first_s()
+    until = first_s if part.in_memory and first_s is not None else part.started_s
     for hit in run.of_kind(Kind.APPLYING):
-        steps = run.history.executions.of_attempt(part.number)
-        own = steps.at((steps.rank == hit.rank) & (hit.mono_s < steps.mono_s) & (steps.mono_s < part.started_s))
-        if hit.attempt == part.number and hit.mono_s < part.started_s and not len(own):
+        own = steps.at((steps.rank == hit.rank) & (hit.mono_s < steps.mono_s) & (steps.mono_s < until))
+        if hit.attempt == part.number and hit.mono_s < until and not len(own):
             return True
     return False
 
@@ -356,8 +359,10 @@ def _by_rank(executions: Sequence[Execution], name: str) -> dict[int, str | None
 
 def _equal(ours: Mapping[int, str | None], theirs: Mapping[int, str | None]) -> bool | None:
     """Compares the sums over all ranks. If the sums can't be added up, the result is True if each rank has the same sum
-    as before, and else None."""
+    as before; False if all ranks held the same whole tensors before, and do not now; and else None."""
     mine, other = over_all(list(ours.values())), over_all(list(theirs.values()))
+    if mine is None and other is not None and all(sum_ and is_whole(sum_) for sum_ in (*ours.values(), other)):
+        return False
     if mine is None or other is None:
         return True if ours == theirs and None not in ours.values() else None
     return mine == other

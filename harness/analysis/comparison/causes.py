@@ -100,7 +100,7 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
         agreed = sum(step < first.step for step in ours.keys() & theirs.keys())
         what = {"learning rate": "rates", "parameters": "parameters"}.get(first.what, "losses")
         return Cause(said("fault or job") if agreed < _SETTLED else said("fault", agreed=agreed, what=what))
-    found = _Resumed(run, history, ours, theirs, first, part, later, twin)
+    found = _Resumed(run, history, ours, theirs, first, part, twin)
     where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
     if words := mixed_state(history, part):
         return Cause(said("cause", where=where, causes=words, besides=""), words)
@@ -144,7 +144,7 @@ class _Resumed:
     """The part of an attempt with the first difference, compared with the twin and with the run's own record."""
 
     def __init__(
-        self, run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, part: Segment, later: bool,
+        self, run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, part: Segment,
         twin: Record | None,
     ) -> None:  # fmt: skip
         self._run, self._history, self._ours, self._theirs, self._first = run, history, ours, theirs, first
@@ -153,7 +153,7 @@ class _Resumed:
         self._since = [step for step in sorted(ours.keys() & theirs.keys()) if self._base < step <= first.step]
         self._ranks = sorted(ours[first.step])
         self._begun = begun_with(run, part.number, self._base, part.started_s, twin)
-        self._carried = None if later else carried_into(run, part.number)
+        self._carried = carried_into(run, part.number, part.after)
         self._weights = self._ranks_with_other_weights()
 
     def _ranks_with_other_weights(self) -> Mapping[int, str] | None:

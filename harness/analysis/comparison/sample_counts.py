@@ -369,6 +369,8 @@ def _by_gradients(mine: StepTable, twins: StepTable) -> str:
     for step in both.ours.numbers[other][:_SKIPPED_ENOUGH].tolist():
         rank = min(mine[step])
         own, due = mine[step][rank].dropped, twins[step][rank].dropped
+        if own == due:
+            return ""  # only some ranks dropped gradients: no iteration of the job
         wanted = int(iterations[twins.numbers == step][0]) + own - due
         there = twins.numbers[iterations == wanted].tolist()
         if _is_of(mine[step], twins, there):

@@ -83,7 +83,8 @@ def _lost(carried: Carried) -> Finding:
     state, world = " and the ".join(carried.lost), carried.attempt.world_size
     # What some ranks lost makes them differ from the others.
     on_some = bool(carried.others) and all(other.equal and len(other.ranks) < world for other in carried.others)
-    claim = "lost in forward" if carried.lost == ["buffers"] and carried.after_forward else "lost"
+    again = "lost in the process" if carried.attempt.segments[0].after else "lost"
+    claim = "lost in forward" if carried.lost == ["buffers"] and carried.after_forward else again
     return failed(
         said(
             claim, state=state, attempt=carried.attempt.number, saver=carried.saver.number, step=carried.step,

@@ -318,20 +318,21 @@ class Parameters:
         odd = [rank for rank, one in by_rank.items() if one.parameters != base]
         until_ = [step for step in sorted(self._ours) if _differ(self._ours[step])]
         step = next(iter(by_rank.values()))
-        resumed, why = resumed_in_words(self._history, step), self._why_apart(first, step.attempt)
+        resumed, why = resumed_in_words(self._history, step), self._why_apart(first, step)
         return failed(
             f"replicas are no longer equal: after step {first} the parameters of rank {_list(odd)} are not those of "
             f"rank {min(by_rank)}, {resumed}, and so in {counted(len(until_), 'step')} in all. {why}",
             First(What.REPLICAS, first), step=first, rank=odd[0], steps=len(until_),
         )  # fmt: skip
 
-    def _why_apart(self, step: int, attempt: int) -> str:
-        life = self._history.attempt(attempt)
-        if life is None or life.base is None or (life.base == 0 and not life.number):
+    def _why_apart(self, step: int, one: Execution) -> str:
+        life = self._history.attempt(one.attempt)
+        if life is None or life.base is None or (life.base == 0 and not life.number and not one.segment):
             return said("fault on a rank")
-        carried = carried_into(self._run, attempt)
-        if carried and carried.others:
-            return said("apart by state", found=in_words_of_parameters(carried.others, life.world_size))
+        carried = carried_into(self._run, one.attempt, one.segment)
+        if carried and (carried.others or carried.lost):
+            others = in_words_of_parameters(carried.others, life.world_size)
+            return said("apart by state", found=others or f"the {' and the '.join(carried.lost)} are others")
         exact = carried and carried.parameters and carried.moments
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
         if norms and max(relative(norms[0], norm) for norm in norms) > ROUNDING:
@@ -339,7 +340,7 @@ class Parameters:
         if exact:
             return said("apart unseen")
         begun = {one.restored for one in self._ours.get(life.base + 1, {}).values()}
-        if None not in begun and len(begun) > 1:
+        if None not in begun and len(begun) > 1 and not one.segment:
             return said("apart by loads", step=life.base + 1)
         if len(norms) < 2:
             return said("apart unknown")

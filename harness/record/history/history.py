@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged
-from torchaos.harness.record.history import attempts, saves_and_loads
+from torchaos.harness.record.history import attempts, saves_and_loads, unfinished_steps
 from torchaos.harness.record.history.attempts import Attempt, Segment
 from torchaos.harness.record.history.saves_and_loads import Load, Save
 from torchaos.harness.record.history.snapshots import Snapshots
@@ -54,8 +54,7 @@ class History:
         those of the twin. `peers`: the final steps of other replicas of the job, with which the parameters are
         aligned."""
         whole = Merged.of(events)
-        seen = whole.steps_made.once_each()
-        ordered = _with_first_steps(whole)
+        ordered, seen = unfinished_steps.counted(_with_first_steps(whole), whole.steps_made.once_each())
         found = attempts.read(ordered)
         saves, loads = saves_and_loads.without_exchanged(
             saves_and_loads.read_saves(ordered, seen), saves_and_loads.read_loads(ordered)

@@ -330,9 +330,10 @@ class Parameters:
         if life is None or life.base is None or (life.base == 0 and not life.number and not one.segment):
             return said("fault on a rank")
         carried = carried_into(self._run, one.attempt, one.segment)
-        if carried and (carried.others or carried.lost):
-            others = in_words_of_parameters(carried.others, life.world_size)
-            return said("apart by state", found=others or f"the {' and the '.join(carried.lost)} are others")
+        if carried and carried.others:
+            return said("apart by state", found=in_words_of_parameters(carried.others, life.world_size))
+        if carried and carried.parameters and carried.lost:
+            return said("apart by state", found=f"the {' and the '.join(carried.lost)} are others")
         exact = carried and carried.parameters and carried.moments
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
         if norms and max(relative(norms[0], norm) for norm in norms) > ROUNDING:

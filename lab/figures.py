@@ -1,9 +1,9 @@
 """Prints the figures by which the building is compared: how large it is, and how much of it a reader must pass.
 
-    python lab/figures.py [TREE]
+    .venv/bin/python lab/figures.py [TREE]
 
-TREE is a checkout; without it, this one. It must be the one that is installed in this Python, because two recorded runs
-of it are judged, and the files are counted in which at least one function runs: all files for a kill, and those that
+TREE is a checkout; without it, this one. It must be the one that is installed in this Python, because a recorded run
+of it is judged, and the files are counted in which at least one function runs: all files for a kill, and those that
 run for `loss_continuity` alone. Tests, the laboratory and the documentation are no product.
 """
 
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from typing import Any
@@ -104,10 +105,24 @@ def figures(tree: Path) -> Iterator[tuple[str, object]]:
     yield "lines of tests", sum(lines(tree / name) for name in shown.stdout.split() if name.endswith(".py"))
 
 
+def installed() -> Path | None:
+    """The checkout whose torchaos this Python imports; None if it has none."""
+    found = find_spec("torchaos")
+    harness = find_spec("torchaos.harness") if found else None
+    return Path(harness.origin).resolve().parents[1] if harness and harness.origin else None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", type=Path, nargs="?", default=Path(__file__).parents[1])
-    for name, value in figures(parser.parse_args().tree.resolve()):
+    tree = parser.parse_args().tree.resolve()
+    if (there := installed()) != tree:
+        has = f"has the torchaos of {there}" if there else "has no torchaos"
+        parser.error(
+            f"{sys.executable} {has}, so no run can be judged: run `make setup` in {tree}, and then this with"
+            f" {tree}/.venv/bin/python"
+        )
+    for name, value in figures(tree):
         print(f"{name:55} {value}")
     return 0
 

@@ -187,3 +187,35 @@ def test_the_job_goes_on_without_the_command_that_started_it(
     assert job.trouble == ""
     assert not [one for one in bench.events(Kind.NOTE) if "after the loss of its agent" in one.data["text"]]
     job.stop()
+
+
+@pytest.mark.parametrize(
+    ("ups", "exits", "commands", "code"),
+    [
+        ([(0, 0), (1, 0)], {0: 0, 1: 3}, [0, 0], 3),
+        ([(0, 0), (1, 0)], {0: 0, 1: 0}, [1], 0),  # srun itself failed, and each node ended well
+        ([(0, 0), (1, 0)], {0: 0}, [9], 9),  # an agent was lost: the launcher's command is all that is known
+        ([(0, 0), (1, 0), (0, 1)], {0: 0, 1: 3}, [0], 0),  # node 1 left, and the job went on without it
+        ([], {0: 0, 1: 3}, [0], 3),  # no rank was up
+    ],
+)
+def test_the_exit_code_is_that_of_the_nodes_at_the_end(
+    bench: Bench,
+    far: Callable[..., RemoteJob],
+    ups: Sequence[tuple[int, int]],
+    exits: dict[int, int],
+    commands: Sequence[int],
+    code: int,
+) -> None:
+    """The first failure among the nodes that had ranks in the last attempt, as their agents tell it. `ups`: the nodes
+    with ranks, and in which attempt."""
+    job = far(lambda: None, [Quiet(0), Quiet(1)])
+    job._nodes = [Quiet(0), Quiet(1)]
+    for node, attempt in ups:
+        data = {"pid": 7, "start_ticks": 1, "local_rank": 0, "world_size": 2, "node": node}
+        bench.journal.emit(Kind.RANK_UP, data, rank=node, attempt=attempt)
+    for node, exit_code in exits.items():
+        data = {"submission": 0, "node": node, "pid": 7, "exit_code": exit_code}
+        bench.journal.emit(Kind.NODE_EXITED, data)
+        bench.journal.emit(Kind.NODE_EXITED, {**data, "submission": 1, "exit_code": 5})
+    assert job._code(commands) == code

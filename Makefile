@@ -46,10 +46,8 @@ test-fast: $(VENV)/.tests ## run those of them that need no torch: two minutes
 	@$(PYTEST) -m "$(TEST) and not job" --numprocesses 2 --dist worksteal $(FAST)
 
 test-all: setup system ## run the others, less those that take minutes; as root on Debian it installs what they need
-	@echo "== tests of the system, and slow ones, two at a time"
-	@$(PYTEST) -m "($(TEST_ALL)) and not job" --numprocesses 2 --dist worksteal --durations 20
-	@echo "== tests with jobs, which wait a lot, three at a time; those of one file share jobs"
-	@$(PYTEST) -m "($(TEST_ALL)) and job" --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 30
+	@echo "== tests of the system, slow ones, and jobs, three at a time: they wait a lot. Those of one file share fixtures"
+	@$(PYTEST) -m "$(TEST_ALL)" --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 30
 
 test-long: setup system ## run the tests that take minutes
 	@echo "== tests marked long"

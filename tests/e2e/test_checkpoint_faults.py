@@ -101,7 +101,7 @@ def test_who_does_not_look_is_failed(
         pytest.skip(f"the package {package} is not installed")
     command = f"torchrun --nproc-per-node 2 --max-restarts 3 {trainer(script)} --steps 30 --dir {{run}}/out"
     scenario = kill_rank(
-        {"command": command, "checkpoints": {"path": "{run}/out"}}, when={"step": 18, "phase": "backward"}
+        {"command": command, "checkpoints": {"path": "{run}/out"}}, when={"step": 18, "phase": "backward"}, twin="none"
     )
     scenario["faults"].append(
         {"inject": f"checkpoint.{damage}", "when": {"attempt": 1, "phase": "start"}, "with": {**params, "seed": 4}}

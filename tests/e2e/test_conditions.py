@@ -31,14 +31,16 @@ def test_no_fault_before_the_steady_state(
     torchaos: RunScenario, reference: dict[str, Any], step: int, exit_code: int, words: str
 ) -> None:
     """A fault waits for its steady state; one whose Moment comes before that is missed, not late."""
-    run = torchaos(kill_rank(reference, when={"step": step}, steady_state=[{"steps": {"at_least": 10}}]))
+    job = {**reference, "command": reference["command"].replace("--steps 60", "--steps 30")}
+    settled = [{"steps": {"at_least": 10}}]
+    run = torchaos(kill_rank(job, when={"step": step}, steady_state=settled, twin="none"))
     assert run.exit_code == exit_code, run
     assert words in run.result["reason"], run
 
 
 def test_a_stop_condition_ends_the_run(torchaos: RunScenario, reference: dict[str, Any]) -> None:
     """A run that is ended by a condition says which, and is not passed."""
-    run = torchaos(kill_rank(reference, when={"step": 25}, stop=[{"attempts": {"more_than": 1}}]))
+    run = torchaos(kill_rank(reference, when={"step": 5}, stop=[{"attempts": {"more_than": 1}}], twin="none"))
     assert run.exit_code in (1, 2), run
     events = (run.folder / "events" / "harness.jsonl").read_text()
     assert "the stop condition attempts holds" in events

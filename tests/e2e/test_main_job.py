@@ -55,6 +55,7 @@ def _judged_offline(folder: Path, tmp_path: Path) -> None:
     assert "outside: none" in done.stdout, done.stdout
 
 
+@pytest.mark.long
 def test_kill_after_the_last_step(torchaos: RunScenario, reference: dict[str, Any]) -> None:
     """The last checkpoint is written beside training. A kill that breaks it is judged by what comes of it; when it was
     whole already, nothing was left to do, and the kill proves nothing."""

@@ -14,7 +14,6 @@ import pytest
 pytestmark = pytest.mark.job
 Gpt = Callable[..., Any]
 BOTH = pytest.mark.parametrize("form", ["ddp", "fsdp2"])
-BOTH_AT_LENGTH = pytest.mark.parametrize("form", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long)])
 
 
 def copy(ran: Any, folder: Path, *, without: str = "") -> Path:
@@ -49,7 +48,8 @@ def test_killed_between_saves(step: int, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt,
     bitwise(ran, unfaulted("ddp"))
 
 
-@BOTH_AT_LENGTH
+@pytest.mark.long  # tests/e2e/test_several_faults.py shows it, too
+@BOTH
 def test_damaged_checkpoint(form: str, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> None:
     """One flipped bit in the newest checkpoint, which torch would load, makes it go back to the one before."""
     folder = copy(unfaulted(form), tmp_path / "run")
@@ -76,7 +76,7 @@ def test_preempted(gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> No
     bitwise(ran, unfaulted("ddp"))
 
 
-@BOTH_AT_LENGTH
+@pytest.mark.parametrize("form", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long)])
 def test_fewer_ranks(form: str, gpt: Gpt, unfaulted: Gpt, tmp_path: Path) -> None:
     """A checkpoint of two ranks goes on with one: the same global batches, so nearly the same losses (dropout)."""
     ran = gpt(form, copy(unfaulted(form), tmp_path / "run", without="step-24"), ranks=1)

@@ -65,7 +65,7 @@ def test_the_whole_one_loads(tmp_path: Path) -> None:
     assert load(file).scenario == "kill-twice"
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(changes=edits)
 def test_mutated_scenarios_load_or_are_refused(tmp_path: Path, changes: list[Edit]) -> None:
     """A few bytes replaced anywhere never end in another exception."""

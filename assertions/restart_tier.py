@@ -65,22 +65,13 @@ class RestartTier(Assertion):
             if tier is None and (why := why_moot(run, one.fault, twins)):
                 return inconclusive(f"{tier_name(one, landed)}: {why}", **measured)
         found = [(tier_name(one, landed), tier) for one, tier in zip(landed, tiers, strict=True)]
-        unseen = None
         for fault, tier in found:
             if tier is None:
                 return failed(
                     f"{fault}: the job did not come back: it never got further than before the fault", **measured
                 )
-            if TIERS.index(tier.least) > TIERS.index(self.most):
-                return failed(
-                    f"{fault}: the job {TIERS_IN_WORDS[tier.least]}; at most {self.most} is allowed", **measured
-                )
-            if TIERS.index(tier.most) < TIERS.index(self.least):
-                return failed(
-                    f"{fault}: the job {TIERS_IN_WORDS[tier.most]}; at least {self.least} was expected", **measured
-                )
-            if TIERS.index(tier.most) > TIERS.index(self.most) or TIERS.index(tier.least) < TIERS.index(self.least):
-                unseen = unseen or f"{fault}: the job {tier}"
+            if wrong := self._out_of_bounds(tier.least, tier.most):
+                return failed(f"{fault}: the job {wrong}", **measured)
         if self.evicted is not None:
             gone = evictions(run, landed, self.evicted)
             measured |= gone.measured
@@ -90,6 +81,21 @@ class RestartTier(Assertion):
             kept_out = offenders(run, landed, self.excluded_after)
             if kept_out.outcome is not Outcome.PASSED:
                 return replace(kept_out, measured=measured)
-        if unseen:
-            return inconclusive(unseen, **measured)
+        for fault, tier in found:
+            if tier and (self._too_high(tier.most) or self._too_low(tier.least)):
+                return inconclusive(f"{fault}: the job {tier}", **measured)
         return passed("; ".join(f"{fault}: the job {tier}" for fault, tier in found), **measured)
+
+    def _out_of_bounds(self, least: Tier, most: Tier) -> str:
+        """How a tier between these two breaks a bound in any case; empty if it may break none."""
+        if self._too_high(least):
+            return f"{TIERS_IN_WORDS[least]}; at most {self.most} is allowed"
+        if self._too_low(most):
+            return f"{TIERS_IN_WORDS[most]}; at least {self.least} was expected"
+        return ""
+
+    def _too_high(self, tier: Tier) -> bool:
+        return TIERS.index(tier) > TIERS.index(self.most)
+
+    def _too_low(self, tier: Tier) -> bool:
+        return TIERS.index(tier) < TIERS.index(self.least)

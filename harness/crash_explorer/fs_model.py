@@ -278,24 +278,31 @@ class FilesystemModel:
                     entries[folder, name] = node
                 elif self._stored or entries.get((folder, name)) == effect.node:
                     entries.pop((folder, name), None)
-        inside: dict[int, list[tuple[str, int]]] = {}
-        for (folder, name), node in entries.items():
-            inside.setdefault(folder, []).append((name, node))
-        files, folders, links, open_ = {}, set(), {}, [("", ROOT)]
-        while open_:
-            above, folder = open_.pop()
-            for name, node in inside.get(folder, ()):
-                path, kind = above + name, self._kinds[node]
-                if kind == "folder":
-                    folders.add(path)
-                    open_.append((f"{path}/", node))
-                elif kind == "file":
-                    files[path] = content(node)
-                else:
-                    links[path] = kind.removeprefix("link:")
+        files, folders, links = {}, set(), {}
+        for path, node in self._paths(entries):
+            kind = self._kinds[node]
+            if kind == "folder":
+                folders.add(path)
+            elif kind == "file":
+                files[path] = content(node)
+            else:
+                links[path] = kind.removeprefix("link:")
         if self._stored:
             folders = {str(folder) for path in files for folder in PurePosixPath(path).parents[:-1]}
         return Tree(files, frozenset(folders), links)
+
+    def _paths(self, entries: Mapping[tuple[int, str], int]) -> Iterator[tuple[str, int]]:
+        """The path and the number of everything that can be reached from the root, a folder before what is in it."""
+        inside: dict[int, list[tuple[str, int]]] = {}
+        for (folder, name), node in entries.items():
+            inside.setdefault(folder, []).append((name, node))
+        open_ = [("", ROOT)]
+        while open_:
+            above, folder = open_.pop()
+            for name, node in inside.get(folder, ()):
+                yield above + name, node
+                if self._kinds[node] == "folder":
+                    open_.append((f"{above}{name}/", node))
 
     def _start(self, base: Tree) -> None:
         for path in () if self._stored else sorted(base.folders):

@@ -9,7 +9,7 @@ from typing import Any
 from torchaos.harness import registry
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.probes.log_adapters import adapter_for
-from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.grammar import Fault, Scenario
 from torchaos.harness.scenario.plugin_parameters import Tell, check_parameters, parameters_of
 from torchaos.harness.scenario.values import ENDPOINT, PLACEHOLDERS, unknown_placeholders
 from torchaos.harness.scenario.yaml_source import Keys
@@ -81,24 +81,26 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
         earlier.append(name)
         injector = _class("injectors", fault.inject, (*at, "inject"), tell)
         if injector is not None:
-            check_parameters(injector, fault.with_, (*at, "with"), tell)
-            if fault.target is None and injector.hits not in _NO_RANKS:
-                tell((*at, "target"), f"the key 'target' is missing here; write what {fault.inject} hits")
-            elif fault.target is not None and injector.hits in _NO_RANKS:
-                tell((*at, "target"), f"{fault.inject} hits {injector.hits}, not ranks; remove target", True)
-            if injector.own_disk and not (scenario.job.checkpoints and scenario.job.checkpoints.size):
-                text = (
-                    f"{fault.inject} fills the file system that job.checkpoints.size makes; add that key, such as "
-                    "size: 64MB"
-                )
-                tell((*at, "inject"), text, False, [("job", "checkpoints")])
-            if injector.hits == "endpoints":
-                _check_endpoint(scenario, fault.with_.get("endpoint"), (*at, "with"), tell)
-            lasting = "node" in injector.where or injector.lasting
-            if fault.for_ is not None and not lasting:
-                tell((*at, "for"), f"{fault.inject} ends by itself; remove `for`, see its parameters")
-            elif fault.for_ is not None and injector.lethal:
-                tell((*at, "for"), f"{fault.inject} can't be undone, so `for` has no meaning; remove it")
+            _check_use(injector, scenario, fault, at, tell)
+
+
+def _check_use(injector: Any, scenario: Scenario, fault: Fault, at: Keys, tell: Tell) -> None:
+    """Checks what the scenario gives to the injector of a fault."""
+    check_parameters(injector, fault.with_, (*at, "with"), tell)
+    if fault.target is None and injector.hits not in _NO_RANKS:
+        tell((*at, "target"), f"the key 'target' is missing here; write what {fault.inject} hits")
+    elif fault.target is not None and injector.hits in _NO_RANKS:
+        tell((*at, "target"), f"{fault.inject} hits {injector.hits}, not ranks; remove target", True)
+    if injector.own_disk and not (scenario.job.checkpoints and scenario.job.checkpoints.size):
+        text = f"{fault.inject} fills the file system that job.checkpoints.size makes; add that key, such as size: 64MB"
+        tell((*at, "inject"), text, False, [("job", "checkpoints")])
+    if injector.hits == "endpoints":
+        _check_endpoint(scenario, fault.with_.get("endpoint"), (*at, "with"), tell)
+    lasting = "node" in injector.where or injector.lasting
+    if fault.for_ is not None and not lasting:
+        tell((*at, "for"), f"{fault.inject} ends by itself; remove `for`, see its parameters")
+    elif fault.for_ is not None and injector.lethal:
+        tell((*at, "for"), f"{fault.inject} can't be undone, so `for` has no meaning; remove it")
 
 
 def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> None:

@@ -58,53 +58,59 @@ class StepHooks:
     def patch_autograd(self, module: ModuleType) -> None:
         """Patches `torch.autograd.backward`, which Tensor.backward calls too. Also patches `torch.autograd.grad`, which
         is a backward in a job that updates its parameters by itself."""
+        grad = self._cover_grad(module.grad)
+        module.backward, module.grad = self._cover_backward(module.backward), grad  # type: ignore[attr-defined]
+
+    def _cover_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
-        agent, original, original_grad = self._agent, module.backward, module.grad
+        agent = self._agent
         inside_engine: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-        parameter = torch.nn.Parameter
 
-        def covered(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                # A backward inside a backward (reentrant checkpointing) is part of the outer one.
-                if not agent.on or inside_engine() != -1:
-                    return original(tensors, *args, **kwargs)
-                if agent.changed is not None:
-                    agent.changed(True)
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            # A backward inside a backward (reentrant checkpointing) is part of the outer one.
+            if not agent.on or inside_engine() != -1:
+                return original(tensors, *args, **kwargs)
+            if agent.changed is not None:
+                agent.changed(True)
+            try:
+                self._backward_begins(tensors)
+            except Exception as error:
+                agent.fail("steps", error)
+            closed, ok = NOTHING, False
+            try:
+                if agent.triggers.current:
+                    agent.epochs.backward()
+                    agent.triggers.enter(Phase.BACKWARD)
+                result = original(tensors, *args, **kwargs)
+                ok = True
+            finally:
                 try:
-                    self._backward_begins(tensors)
+                    closed = self._backward_ends(ok)
                 except Exception as error:
                     agent.fail("steps", error)
-                closed, ok = NOTHING, False
-                try:
-                    if agent.triggers.current:
-                        agent.epochs.backward()
-                        agent.triggers.enter(Phase.BACKWARD)
-                    result = original(tensors, *args, **kwargs)
-                    ok = True
-                finally:
-                    try:
-                        closed = self._backward_ends(ok)
-                    except Exception as error:
-                        agent.fail("steps", error)
-                if closed is not NOTHING:
-                    self._follow(closed)
-                return result
+            if closed is not NOTHING:
+                self._follow(closed)
+            return result
 
-            return backward
+        return backward
 
-        counted = covered(original_grad)
+    def _cover_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """In a job without an optimizer of torch's, a gradient that is taken by a parameter counts as a backward."""
+        import torch
 
-        @functools.wraps(original_grad)
+        agent, parameter, counted = self._agent, torch.nn.Parameter, self._cover_backward(original)
+
+        @functools.wraps(original)
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if agent.on and not (agent.made or self._begun):
                 inputs = args[0] if args else kwargs.get("inputs")
                 if any(isinstance(each, parameter) for each in (inputs if isinstance(inputs, (list, tuple)) else ())):
                     return counted(outputs, *args, **kwargs)
-            return original_grad(outputs, *args, **kwargs)
+            return original(outputs, *args, **kwargs)
 
-        module.backward, module.grad = covered(original), grad  # type: ignore[attr-defined]
+        return grad
 
     def patch_optimizer(self, module: ModuleType) -> None:
         """Patches torch.optim.optimizer: steps, and the calls that make, clear and load an optimizer."""

@@ -11,10 +11,11 @@ import inspect
 import math
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ctypes.util import find_library
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,42 +58,52 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
     target = fault.target
     if target is None:
         return Target(())
-    per_node = job.per_node
     nodes = sorted(set(range(job.nodes)) - set(limits.never.nodes))
     there, never = set(nodes), set(limits.never.ranks)
-    world = [rank for rank in range(job.world_size) if rank not in never and rank // per_node in there]
+    world = [rank for rank in range(job.world_size) if rank not in never and rank // job.per_node in there]
     if (target.replica is not None or job.replicas > 1) and (found := _of_replica(target, job, where, draw, world)):
         return found
     drawn = target.count or target.percent or "any" in (target.rank, target.node)
     if drawn and not (nodes and world):
         raise UsageError(f"{where}: limits.never leaves no rank to draw from; shorten it")
     if target.node is not None or target.nodes is not None:
-        some = target.nodes or [draw.choice(nodes) if target.node in ("any", None) else int(target.node)]
-        if max(some) >= job.nodes:
-            raise UsageError(f"{where}: there is no node {max(some)}; the job has {job.nodes}, counted from 0")
-        chosen = tuple(sorted(set(some)))
-        return Target(tuple(rank for rank in range(job.world_size) if rank // per_node in chosen), chosen)
-    ranks: Iterable[int] = range(job.world_size)
+        return _of_nodes(target, job, where, draw, nodes)
+    chosen = tuple(sorted(set(_some_ranks(target, job, where, draw, world))))
+    if chosen[-1] >= job.world_size:
+        raise UsageError(f"{where}: there is no rank {chosen[-1]}; the job has {job.world_size}, counted from 0")
+    return Target(chosen)
+
+
+def _of_nodes(target: Aim, job: PlannedJob, where: object, draw: random.Random, nodes: Sequence[int]) -> Target:
+    """The named nodes, or one drawn from `nodes`, with all their ranks."""
+    some = target.nodes or [draw.choice(nodes) if target.node in ("any", None) else int(target.node)]
+    if max(some) >= job.nodes:
+        raise UsageError(f"{where}: there is no node {max(some)}; the job has {job.nodes}, counted from 0")
+    chosen = tuple(sorted(set(some)))
+    return Target(tuple(rank for rank in range(job.world_size) if rank // job.per_node in chosen), chosen)
+
+
+def _some_ranks(
+    target: Aim, job: PlannedJob, where: object, draw: random.Random, world: Sequence[int]
+) -> Iterable[int]:  # fmt: skip
+    """The named ranks, or as many as are asked for, drawn from `world`; all ranks if none are named."""
     if target.rank is not None:
-        ranks = [draw.choice(world) if target.rank == "any" else target.rank]
-    elif target.ranks is not None:
-        ranks = target.ranks
-    elif target.local_rank is not None:
-        if target.local_rank >= per_node:
+        return [draw.choice(world) if target.rank == "any" else target.rank]
+    if target.ranks is not None:
+        return target.ranks
+    if target.local_rank is not None:
+        if target.local_rank >= job.per_node:
             raise UsageError(
-                f"{where}: there is no local rank {target.local_rank}; each node has {per_node}, counted from 0"
+                f"{where}: there is no local rank {target.local_rank}; each node has {job.per_node}, counted from 0"
             )
-        ranks = [rank for rank in ranks if rank % per_node == target.local_rank]
-    elif target.count is not None or target.percent is not None:
+        return range(target.local_rank, job.world_size, job.per_node)
+    if target.count is not None or target.percent is not None:
         count = target.count or max(1, math.floor(job.world_size * (target.percent or 0) / 100))
         if count > len(world):
             spared = "" if len(world) == job.world_size else f", less those of limits.never: {len(world)}"
             raise UsageError(f"{where}: it needs {counted(count, 'rank')}; the job has {job.world_size}{spared}")
-        ranks = draw.sample(world, count)
-    chosen = tuple(sorted(set(ranks)))
-    if chosen[-1] >= job.world_size:
-        raise UsageError(f"{where}: there is no rank {chosen[-1]}; the job has {job.world_size}, counted from 0")
-    return Target(chosen)
+        return draw.sample(world, count)
+    return range(job.world_size)
 
 
 def _of_replica(
@@ -253,35 +264,9 @@ def planned_fault(
     trigger = trigger_of(fault.when, target, draw, registry.phase_of(fault.inject))
     # A fault that is triggered from outside should be applied from outside too, because then it needs no agent.
     where: Where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
-    if job.attached and isinstance(trigger, Moment):
-        problem = "a job that torchaos attaches to has no agent that sees steps"
-        raise UsageError(f"{at}: {problem}; write time or after")
-    if job.attached and where == "rank":
-        problem = "needs the agent in the rank, and a job that torchaos attaches to has none"
-        raise UsageError(f"{at}: {fault.inject} {problem}")
-    if fault.times > 1 and isinstance(trigger, After) and where == "node":
-        raise UsageError(
-            f"{at}: times counts landings at a point of the training loop, and an event from "
-            "outside comes once; write several faults"
-        )
-    if wrong := misfit(found, scenario.launcher):
+    unfit = chain(_unfit(fault, found, where, trigger, job), _off_target(fault, found, target, scenario.launcher, job))
+    if wrong := next(chain(unfit, _out_of_reach(fault, found, job)), None):
         raise UsageError(f"{at}: {wrong}")
-    if job.attach_pid is not None and "links" in found.needs:
-        raise UsageError(f"{at}: torchaos changes the network only of a job that it starts; leave --attach out")
-    if wrong := made(registry.find("launchers", scenario.launcher), job.settings).refuses(found):
-        raise UsageError(f"{at}: {wrong}")
-    if target.nodes == () and found.hits in ("agents", "nodes"):
-        noun = "a node's agent" if found.hits == "agents" else "whole nodes"
-        raise UsageError(f"{at}: {fault.inject} hits {noun}; write target: {{node: 0}}")
-    if found.on_collectives and not fault.with_.get("ports"):
-        over = transport_of({**os.environ, **job.env}, job.nodes, Machine.this())
-        if not over.is_tcp:
-            raise UsageError(
-                f"{at}: {fault.inject} can't reach this job's collectives, which go over {over.name} "
-                f"({over.why}); {over.instead}"
-            )
-    if "nccl_net" in found.needs and (wrong := kept_from_plugin({**os.environ, **job.env}, job.nodes)):
-        raise UsageError(f"{at}: {fault.inject} can't reach NCCL's connections: {wrong}")
     injector: base_classes.Fault = found(**check_parameters(found, fault.with_, (), ignore)).plan(target, draw)
     return PlannedFault(
         id=fault.id or fault.inject,
@@ -295,6 +280,46 @@ def planned_fault(
         duration_s=_duration(fault, found, scenario.limits, replace(at, key="for")),
         times=fault.times,
     )
+
+
+def _unfit(fault: Fault, found: Any, where: Where, trigger: Moment | After, job: PlannedJob) -> Iterator[str]:
+    """Why the fault can't come when the scenario says, in this job."""
+    if job.attached and isinstance(trigger, Moment):
+        yield "a job that torchaos attaches to has no agent that sees steps; write time or after"
+    if job.attached and where == "rank":
+        yield f"{fault.inject} needs the agent in the rank, and a job that torchaos attaches to has none"
+    if fault.times > 1 and isinstance(trigger, After) and where == "node":
+        yield (
+            "times counts landings at a point of the training loop, and an event from outside comes once; write "
+            "several faults"
+        )
+
+
+def _off_target(fault: Fault, found: Any, target: Target, launcher: str, job: PlannedJob) -> Iterator[str]:
+    """Why the fault can't hit what it should, with this launcher."""
+    if wrong := misfit(found, launcher):
+        yield wrong
+    if job.attach_pid is not None and "links" in found.needs:
+        yield "torchaos changes the network only of a job that it starts; leave --attach out"
+    if wrong := made(registry.find("launchers", launcher), job.settings).refuses(found):
+        yield wrong
+    if target.nodes == () and found.hits in ("agents", "nodes"):
+        noun = "a node's agent" if found.hits == "agents" else "whole nodes"
+        yield f"{fault.inject} hits {noun}; write target: {{node: 0}}"
+
+
+def _out_of_reach(fault: Fault, found: Any, job: PlannedJob) -> Iterator[str]:
+    """Why the fault would not be felt: what it hits is not what the job's collectives use."""
+    env = {**os.environ, **job.env}
+    if found.on_collectives and not fault.with_.get("ports"):
+        over = transport_of(env, job.nodes, Machine.this())
+        if not over.is_tcp:
+            yield (
+                f"{fault.inject} can't reach this job's collectives, which go over {over.name} ({over.why}); "
+                f"{over.instead}"
+            )
+    if "nccl_net" in found.needs and (wrong := kept_from_plugin(env, job.nodes)):
+        yield f"{fault.inject} can't reach NCCL's connections: {wrong}"
 
 
 def _duration(fault: Fault, found: Any, limits: Limits, where: FaultAt) -> float | None:

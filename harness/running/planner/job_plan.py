@@ -168,26 +168,18 @@ def planned_job(job: Job, file: Path, attach: int | None, launcher_name: str = "
     command, cwd = _line(job, here, values)
     if not command:
         raise UsageError(f"{at_the_command(file)}: job.command is empty; write the torchrun command line")
-    if attach is None:
-        if not launcher.own_folders and not cwd.is_dir():
-            raise UsageError(f"{at(file, 'job', 'cwd')}: job.cwd: {cwd} is no folder; correct it")
-        if launcher.host_programs:
-            command[0] = _program(command[0], cwd, file, "job", "command")
+    if attach is None and not launcher.own_folders and not cwd.is_dir():
+        raise UsageError(f"{at(file, 'job', 'cwd')}: job.cwd: {cwd} is no folder; correct it")
+    if attach is None and launcher.host_programs:
+        command[0] = _program(command[0], cwd, file, "job", "command")
     env = {**os.environ, **job.env}
     runs_already = attach is not None or bool(launcher.attached)
-    per_node, count = _ranks(job, launcher, command, env)
-    if not runs_already and (wrong := next(errors_in(command, env, launcher_name, count), None)):
+    per_node, nodes = _ranks(job, launcher, command, env)
+    if not runs_already and (wrong := next(errors_in(command, env, launcher_name, nodes), None)):
         raise UsageError(f"{at_the_command(file)}: {wrong}")
     if job.world_size is None and launcher.host_programs:
         per_node = per_node or _counted(command, env)
-    nodes, world = count, _world(job, per_node, count)
-    if world is None:
-        problem = "how many ranks the job has can't be read from job.command"
-        raise UsageError(f"{at_the_command(file)}: {problem}; write job.world_size")
-    if max(world, nodes) > _MOST:
-        raise UsageError(
-            f"{at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
-        )
+    world = _world(job, per_node, nodes, file)
     if runs_already and job.resubmit:
         why = "torchaos does not start a job that runs already; leave resubmit out"
         raise UsageError(f"{at(file, 'job', 'resubmit')}: job.resubmit: {why}")
@@ -229,7 +221,7 @@ def written_size(job: Job, launcher: str, file: Path) -> tuple[int, int] | None:
     here = file.parent.absolute()
     command, _ = _line(job, here, placeholders(here))
     per_node, nodes = _ranks(job, _launcher_if_known(job, launcher, file), command, {**os.environ, **job.env})
-    world = _world(job, per_node, nodes)
+    world = _known_world(job, per_node, nodes)
     return (world, nodes * job.replicas) if world else None
 
 
@@ -267,7 +259,20 @@ def _ranks(
     return per_node, job.nodes or launcher.node_count or nodes or 1
 
 
-def _world(job: Job, per_node: int | None, nodes: int) -> int | None:
+def _world(job: Job, per_node: int | None, nodes: int, file: Path) -> int:
+    """The number of ranks. Raises UsageError if it is not known, or too large to plan."""
+    world = _known_world(job, per_node, nodes)
+    if world is None:
+        problem = "how many ranks the job has can't be read from job.command"
+        raise UsageError(f"{at_the_command(file)}: {problem}; write job.world_size")
+    if max(world, nodes) > _MOST:
+        raise UsageError(
+            f"{at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
+        )
+    return world
+
+
+def _known_world(job: Job, per_node: int | None, nodes: int) -> int | None:
     return job.world_size or (per_node * nodes * job.replicas if per_node else None)
 
 

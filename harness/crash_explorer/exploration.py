@@ -56,7 +56,7 @@ from torchaos.harness.record.plan import Plan, PlannedFault, counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import injector_of
-from torchaos.harness.running.engine.watches import check_disk
+from torchaos.harness.running.engine.supervision import check_disk
 
 FOLDER = "again"  # in the folder of the first exploration
 

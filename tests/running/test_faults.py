@@ -36,7 +36,7 @@ from torchaos.harness.rollback.handles import Process, from_json, to_json
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import FaultContext, FaultLife, FaultPages, victims_of
+from torchaos.harness.running.engine.fault_lifecycle import FaultContext, FaultLife, FaultPages, victims_of
 from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.fault_checks import NotPermitted
 from torchaos.harness.running.planner import make_plan

@@ -18,8 +18,8 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.running.conditions.outside import CommandFails, CommandSucceeds, DiskFree
-from torchaos.harness.running.engine import watches
-from torchaos.harness.running.engine.watches import ConditionWatches, SelfCheck, check_disk
+from torchaos.harness.running.engine import supervision
+from torchaos.harness.running.engine.supervision import ConditionWatches, SelfCheck, check_disk
 from torchaos.harness.scenario.values import parse_size
 
 PLAN = Plan("watch", "", 0, PlannedJob(("torchrun",), "/", {}, 1, 1, 60.0), (), ())
@@ -75,13 +75,13 @@ def test_a_stop_condition_ends_it_with_its_reason(journal: Journal, at: Watched)
     run ends is ended."""
     fails = Named("command_fails", {"run": ["false"], "every": 0.05})
     hangs = Named("command_succeeds", {"run": ["sleep", "600"], "timeout": 600.0})
-    watches = ConditionWatches(replace(PLAN, stop=(fails,), steady_state=(hangs,)), at, journal.emit)
-    watches.start()
-    reason, about_job = wait_until(lambda: watches.broken(journal.snapshot(), 0.0))
+    conditions = ConditionWatches(replace(PLAN, stop=(fails,), steady_state=(hangs,)), at, journal.emit)
+    conditions.start()
+    reason, about_job = wait_until(lambda: conditions.broken(journal.snapshot(), 0.0))
     assert (reason, about_job) == ("the stop condition command_fails holds: false ended with 1", False)
-    assert not watches.steady(journal.snapshot(), 0.0)
+    assert not conditions.steady(journal.snapshot(), 0.0)
     wait_until(lambda: processes.family(at.mark))
-    watches.stop()
+    conditions.stop()
     assert processes.family(at.mark) == {}
 
 
@@ -110,7 +110,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A harness that has grown beyond its limit ends the run rather than the machine's memory."""
     assert SelfCheck(tmp_path).trouble() is None
-    monkeypatch.setattr(watches, "MEMORY_MOST", 1 << 20)
+    monkeypatch.setattr(supervision, "MEMORY_MOST", 1 << 20)
     assert "of memory" in str(SelfCheck(tmp_path).trouble())
 
 

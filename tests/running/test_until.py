@@ -15,7 +15,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After
 from torchaos.harness.running.conditions.progress import Recovered, after_is_due, new_steps
-from torchaos.harness.running.engine.watches import SHARE, Throttle
+from torchaos.harness.running.engine.supervision import SHARE, Throttle
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario.loader import load
 

@@ -41,8 +41,8 @@ from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.recovery import PROBES
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import JOIN_S, FaultContext, LocalFaults
-from torchaos.harness.running.engine.watches import ConditionWatches, FaultStart, SelfCheck
+from torchaos.harness.running.engine.fault_lifecycle import JOIN_S, FaultContext, LocalFaults
+from torchaos.harness.running.engine.supervision import ConditionWatches, FaultStart, SelfCheck
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.factory import job_for, kind_of_job
 from torchaos.harness.running.launchers.fault_hosts import FaultHost

@@ -1,5 +1,5 @@
 """Who applies the faults of a run: `FaultHost`, and `RemoteFaults` for those that the agents of other nodes apply. The
-host on this machine is in `engine/fault_life.py`."""
+host on this machine is in `engine/fault_lifecycle.py`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torchaos.harness.running.launchers.node_channel import NoAnswer, NodeChanne
 
 
 class FaultHost(ABC):
-    """Applies faults, and undoes them. On its own machine, the harness itself is the host (`engine/fault_life.py`);
-    on another machine, it is the agent there."""
+    """Applies faults, and undoes them. On its own machine, the harness itself is the host
+    (`engine/fault_lifecycle.py`); on another machine, it is the agent there."""
 
     @abstractmethod
     def takes(self, fault: PlannedFault) -> bool:

@@ -30,7 +30,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.undo_executor import UndoResult
-from torchaos.harness.running.engine.fault_life import FaultContext, LocalFaults
+from torchaos.harness.running.engine.fault_lifecycle import FaultContext, LocalFaults
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.job import JobView, StartedNode
 from torchaos.harness.running.launchers.local import LocalNode

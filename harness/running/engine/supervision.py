@@ -19,7 +19,7 @@ from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.events.merged import last_reason
 from torchaos.harness.record.plan import After, Named, Plan, PlannedFault
 from torchaos.harness.running.conditions.progress import after_is_due
-from torchaos.harness.running.engine.fault_life import FaultContext, report_missed
+from torchaos.harness.running.engine.fault_lifecycle import FaultContext, report_missed
 from torchaos.harness.running.launchers.fault_hosts import FaultHost
 from torchaos.harness.scenario.values import size_in_words
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import needs
 import pytest
 from _pytest.mark.expression import Expression
 
+from ..conftest import dealt
 from .conftest import REPOSITORY
 
 MAKEFILE = (REPOSITORY / "Makefile").read_text()
@@ -62,3 +64,21 @@ def test_what_needs_the_system_is_not_of_make_test(request: pytest.FixtureReques
     request.node.add_marker(pytest.mark.needs("no-such-program"))
     assert needs.of_the_system(request.node)
     assert needs.lacking("proc", "no-such-program") == "needs the program no-such-program"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_each_worker_begins_with_its_share_of_the_jobs(workers: int) -> None:
+    """With --dist worksteal, xdist cuts the tests into as many parts as there are workers, in order: the first gets a
+    part of all, the second a part of the rest, and so on. No test is lost, and each part begins with its jobs."""
+    items: list[Any] = [
+        SimpleNamespace(number=number, get_closest_marker=lambda name, job=number < 8: job or None)
+        for number in range(50)
+    ]
+    order: list[Any] = [*dealt(items, workers)]
+    assert sorted(item.number for item in order) == list(range(50))
+    rest, shares = [item.number < 8 for item in order], []
+    for left in range(workers, 0, -1):
+        part, rest = rest[: len(rest) // left], rest[len(rest) // left :]
+        assert part == sorted(part, reverse=True)
+        shares.append(sum(part))
+    assert max(shares) - min(shares) <= 1

@@ -101,7 +101,7 @@ class Tree:
 
     @cached_property
     def names(self) -> Mapping[str, frozenset[str]]:
-        """The names in each folder, by its path; the path of the tree itself is empty."""
+        """Maps the path of each folder to the names in it. The path of the tree itself is the empty text."""
         found: dict[str, set[str]] = {path: set() for path in ("", *self.folders)}
         for path in (*self.files, *self.folders, *self.links):
             while path:

@@ -309,7 +309,8 @@ def order(
 
 
 def _as_seen(operations: Sequence[Operation], unknown: Mapping[int, object]) -> set[tuple[int, int]]:
-    """The pairs that keep the operations of these processes in the recorded order with all other operations."""
+    """Pairs of operations, the earlier first, of which one is of these processes and the other of another rank. With
+    these, the operations of the processes keep their recorded places among all others."""
     pairs = set()
     for way in (operations, operations[::-1]):
         last: dict[int | None, int] = {}

@@ -8,7 +8,8 @@ afterwards.
 
 The server of a resume notes the questions about a path that a job asks. If a thread lists a folder and then removes it
 at once with all that is in it, as shutil.rmtree does, that is one question: a job that removes what a dead attempt left
-does the same, however many files there are. So of such a folder only the kinds of names count, without numbers."""
+does the same, however many files there are. So of the names in such a folder, with their digits left out, only the
+different ones are noted."""
 
 from __future__ import annotations
 

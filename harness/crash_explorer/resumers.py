@@ -103,8 +103,9 @@ _TRIES = 3  # states that are resumed cold at most, until one succeeds with whic
 
 
 class WarmResumes:
-    """Makes warm resumes, one after the other. Until a state was resumed both ways, a call with a state returns the
-    outcome of a cold resume. None if ranks can't be forked. `stop` may be called from a signal handler."""
+    """Makes warm resumes, one after the other. A call with a state returns its resume: a cold one, until a state was
+    resumed rightly and then, to compare, also warm. Returns None if ranks can't be forked, or if the two differed.
+    `stop` may be called from a signal handler."""
 
     def __init__(
         self, runs: ResumeRuns, cold: LauncherResume, beyond: int, home: Path, right: State | None = None

@@ -196,8 +196,8 @@ def _figures(result: Result) -> Iterator[tuple[str, tuple[float | None, bool]]]:
 def _is_repeated(
     name: str, values: list[float | None], known: Sequence[list[float | None]], found: dict[str, Distribution]
 ) -> bool:
-    """Whether an assertion's measured value is already listed, as recovery_time's are with the recoveries: the same
-    name, or the same numbers if some are fractions."""
+    """Whether a measured value of an assertion is in the table of recoveries already, as those of recovery_time are:
+    under the same name, or as the same numbers, if some of these are fractions."""
     fractions = any(value is not None and not float(value).is_integer() for value in values)
     return name.partition(": ")[2] in found or (fractions and values in known)
 

@@ -374,8 +374,8 @@ class StepHooks:
             self._dropped(optimizers[0] if optimizers else None)
 
     def _dropped(self, optimizer: Any) -> None:
-        """Handles gradients that the job clears without a step: torchft when a replica is gone, or a job with a loss
-        scale of its own when they overflow. The iteration does not count."""
+        """Handles gradients that the job clears without a step, as torchft does when a replica is gone, and a job with
+        a loss scale of its own when they overflow. The iteration does not count."""
         if self._counter.dropped(_PLAIN if optimizer is None else id(optimizer)):
             self._trained.drop()
             now = self._agent.tally.now

@@ -124,15 +124,18 @@ class ScenarioRun(Stoppable):
                     return self._stopped
             elif not more:
                 return None
-            elif self._stopped or not self._give_another(twins, len(have)):
+            elif self._stopped or not self._give_another(twins, run, have):
                 refused = f"a further twin could not be made: {twins.refused}" if twins.refused else None
                 return self._stopped or refused
 
-    def _give_another(self, twins: Twins, have: int) -> bool:
+    def _give_another(self, twins: Twins, run: Record, have: Sequence[Record]) -> bool:
         """Adds a twin. If it is made now, it says why: the user sees one more run of the job."""
-        differ = "the run differs from its twin: a second twin shows whether that is noise"
-        self._unsaid.append(differ if have == 1 else "the twins differ: a further twin shows how much of it is noise")
-        given = twins.give(have, self.folder)
+        from torchaos.harness.analysis.comparison.agreement import what_differs
+
+        differs = f"{what_differs(run, have)} differs from the twin's: a second twin shows whether that is noise"
+        more = "the twins differ: a further twin shows how much of it is noise"
+        self._unsaid.append(differs if len(have) == 1 else more)
+        given = twins.give(len(have), self.folder)
         self._unsaid.clear()
         return given
 

@@ -577,7 +577,8 @@ def test_a_moment_that_the_twin_never_had(trainer: Any, trigger: Moment | After,
 
 
 def test_a_second_twin_says_why_it_is_made(trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user sees one more run of the job begin after the run that he asked for. The note is of that twin alone."""
+    """The user sees one more run of the job begin after the run that he asked for, and for what difference. The note is
+    of that twin alone."""
     plan = replace(plan_of("train"), twin={"runs": 2})
     scenario_run, made, told = ScenarioRun(plan, RunDir(tmp_path / "run"), b"", []), count(), list[list[str]]()
 
@@ -588,7 +589,7 @@ def test_a_second_twin_says_why_it_is_made(trainer: Any, tmp_path: Path, monkeyp
     monkeypatch.setattr("torchaos.harness.running.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
-    assert told == [[], [], ["the run differs from its twin: a second twin shows whether that is noise"]]
+    assert told == [[], [], ["the loss of step 1 differs from the twin's: a second twin shows whether that is noise"]]
     assert not any("second twin" in note for note in result.notes)
 
 

@@ -276,12 +276,22 @@ def _suspects(ours: StepTable, theirs: StepTable, limits: Tolerances, factor: fl
 def agree(run: Record, twins: Sequence[Record]) -> bool:
     """Whether losses, learning rates and checkpoints of the run are bitwise equal to those of the first twin. Values
     that were not seen in both are not compared."""
+    return not what_differs(run, twins)
+
+
+def what_differs(run: Record, twins: Sequence[Record]) -> str:
+    """What is not bitwise equal to the first twin: the first step with another loss or learning rate, or else an entry
+    of a checkpoint. Empty if they agree."""
     twin = twins[0]
     theirs = twin.history.by_step()
     ours = until(history_of(run, twins).by_step(), final_step(twin))
-    if next(differences(ours, until(theirs, final_step(twin)), 0.0), None):
-        return False
-    return not clashes(checkpoints_of(run) or [], checkpoints_of(twin) or [])
+    if first := next(differences(ours, until(theirs, final_step(twin)), 0.0), None):
+        return f"the {first.what} of step {first.step}"
+    found = clashes(checkpoints_of(run) or [], checkpoints_of(twin) or [])
+    if not found:
+        return ""
+    first_ = found[0]
+    return f"{first_.name} in {first_.path}" if first_.name != first_.path else first_.path
 
 
 def wants_more(run: Record, twins: Sequence[Record]) -> bool:

@@ -112,8 +112,9 @@ class Checkpoints:
         well += f" ({unread_of(self._run)})" if unread_of(self._run) else ""
         types = sorted({each for checkpoint in good for each in checkpoint.unread_types})
         well += f" (their files of the type {', '.join(types)} are not read)" if types else ""
+        each = "files" if _count(good) < len(good) else "of them"
         return well + (
-            f", {self._held.right} of them hold the parameters that the run had at that step"
+            f", {self._held.right} {each} hold the parameters that the run had at that step"
             if self._held.right
             else ""
         )

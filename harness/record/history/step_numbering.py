@@ -21,7 +21,7 @@ from torchaos.harness.record.history.first_steps import Scene, parts_of
 from torchaos.harness.record.history.saves_and_loads import Load, Save, counts_steps, saved_as, whole_loads
 from torchaos.harness.record.history.snapshots import Snapshots, segment_at
 from torchaos.harness.record.history.step_evidence import LOSSES, OPTIMIZER, SAMPLES, Witness, decide
-from torchaos.harness.record.history.step_witnesses import hear, log_lead
+from torchaos.harness.record.history.step_witnesses import hear, log_begins_again, log_lead
 from torchaos.harness.record.steps import Executions
 
 # The trust that an attempt simply goes on, at a place where it loads something or its state is recorded again; and
@@ -77,7 +77,7 @@ class Placing:
     saved: list[Save] = field(default_factory=list)
     foreign: Collection[str] = ()  # see Scene
     log_offset: int | None = None
-    log_changed: bool = False  # the log had another offset in one attempt than in the attempt before
+    log_changed: bool = False  # the log counts in another way than before, or began to count again
     went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
     def place(self, attempt: Attempt) -> Attempt:
@@ -278,7 +278,17 @@ class Placing:
         )
         if (late or self._is_apart(save)) and told is not None and self._counts_steps(save):
             return replace(save, global_step=told, begun_step=step)
+        if step is not None and told == step + 1 and self._is_early(save):
+            return replace(save, global_step=told)
         return replace(save, global_step=step)
+
+    def _is_early(self, save: Save) -> bool:
+        """Whether only ranks that make no steps saved, and the other ranks' saves have the numbers of their steps in
+        their names: then such a rank may save before the others are done with the step."""
+        ranks, saves = self.seen[save.attempt].ranks, self.saves[save.attempt]
+        others = [(number_in_name(each.path), each.local_step) for each in saves if ranks & set(each.ranks)]
+        ahead = {told - step for told, step in others if told is not None}
+        return not ranks & set(save.ranks) and len(ahead) == 1 and self._counts_steps(save)
 
     def _is_apart(self, save: Save) -> bool:
         """Whether only ranks that make no steps saved, and the numbers in the names of their attempt's saves are not at
@@ -321,6 +331,7 @@ class Placing:
             lead = lines[0][1] - 1  # its steps were not seen, and its log begins with its first step
         if lead is not None:
             self.log_changed |= self.log_offset is not None and abs(lead - self.log_offset) > 1
+            self.log_changed |= log_begins_again(lines, steps)
             self.log_offset = lead
 
 

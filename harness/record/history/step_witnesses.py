@@ -103,6 +103,8 @@ def _contents(load: Load, scene: Scene) -> Said | None:
         return None
     key, number = found
     ahead = _ahead(scene.saves)
+    if ahead is None and number == number_in_name(load.path) and any(_named(scene.saves)):
+        return None  # it counts as the names do, such as saves or the steps of a phase
     base = number - (ahead or 0)
     # Some jobs count steps from 0, and those that warm up count otherwise than we do.
     if any(save.in_thread for save in scene.saves):
@@ -266,8 +268,18 @@ def _log_lead(scene: Scene) -> int | None:
 
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
     """By how much the step numbers in the log are usually ahead of the given steps. Both are (mono_s, step)."""
+    leads = _log_leads(lines, steps)
+    return leads.most_common(1)[0][0] if leads else None
+
+
+def log_begins_again(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> bool:
+    """Whether the log counts the steps of one attempt in several ways, such as anew in each phase or epoch."""
+    leads = [lead for lead, often in _log_leads(lines, steps).items() if often >= _RECENT]
+    return bool(leads) and max(leads) - min(leads) > 1
+
+
+def _log_leads(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> Counter[int]:
     done = sorted(steps)
     times = [at for at, _step in done]
     highest = list(accumulate((step for _at, step in done), max))
-    leads = Counter(number - highest[bisect_right(times, at) - 1] for at, number in lines if times and times[0] <= at)
-    return leads.most_common(1)[0][0] if leads else None
+    return Counter(number - highest[bisect_right(times, at) - 1] for at, number in lines if times and times[0] <= at)

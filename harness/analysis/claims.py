@@ -63,6 +63,16 @@ CLAIMS: Mapping[str, Claim] = {
         "counters confirm",
         "the loads of each rank, and the optimizer's counters, which agree",
     ),
+    "files apart": Claim(
+        "rank {ranks} loaded a checkpoint of step {step}, and the job went on from step {base}",
+        "the loads of each rank, and the saves of these files",
+    ),
+    "loaded here": Claim(
+        "the job loaded {name} after step {step}, and the twin did not", "the loads of both runs, and their steps"
+    ),
+    "loaded there": Claim(
+        "the twin loaded {name} after step {step}, and the job did not", "the loads of both runs, and their steps"
+    ),
     "files of others": Claim(
         "ranks went on with files of other ranks: {found}",
         "the saves and the loads of each rank, by path; no other part of the state that was recorded is another",

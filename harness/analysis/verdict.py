@@ -123,7 +123,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         twin=_about_twins(run.plan, twins),
         reproduce=shlex.join(map(str, _environment(run).get("reproduce") or ())),
         versions={k: str(_environment(run).get(k, "")) for k in ("torchaos", "torch", "python")},
-        notes=tuple(_notes(run)),
+        notes=tuple(_notes(run, twins)),
         decided_by=decided_by,
         last_words=last_words(run),
     )
@@ -293,8 +293,12 @@ def _jumps(run: Record) -> list[str]:
     return [f"{first.data['text']} {step} on rank {first.rank or 0}{far}{again}"]
 
 
-def _notes(run: Record) -> list[str]:
+def _notes(run: Record, twins: Sequence[Record]) -> list[str]:
     notes = [str(event.data["text"]) for event in run.of_kind(Kind.NOTE) if "norm" not in event.data]
     notes += _jumps(run)
     notes += [f"the agent's hook {e.data['hook']} failed: {e.data['error']}" for e in run.of_kind(Kind.AGENT_FAILED)]
+    if twins and (apart := ranks_apart(twins[0])):
+        notes += [
+            f"without a fault too, ranks that held equal parameters hold different ones from step {apart.step} on"
+        ]
     return list(dict.fromkeys([*notes, *causes_in_words(run)]))

@@ -148,3 +148,25 @@ def test_without_an_inventory_nothing_is_set_aside(trainer: Any) -> None:
     """A final checkpoint that nobody looked at is not verified."""
     assert teardown_aborts(_aborted(trainer().record())) == []
     assert not has_aborted(trainer().record().events)
+
+
+def test_the_victim_of_a_fault_has_not_lost_a_connection(trainer: Any) -> None:
+    """The lines of the others, that the connection was closed, are no cause of its death."""
+    run = trainer(kills=[(18, 1)]).record()
+    for cause, told in (("peer-gone", False), ("cuda-out-of-memory", True)):
+        reason = next(case for case in judged(plus(run, log_line(run, cause, 0, 2.0))).cases if case.name == "restarts")
+        assert (f"({cause})" in reason.reason) is told, reason.reason
+
+
+def test_replicas_that_part_without_a_fault_are_noted(trainer: Any) -> None:
+    """Whatever else is wrong: the ranks of the twin held equal parameters, and then others."""
+
+    def parted(event: Event) -> Event:
+        apart = event.kind is Kind.STEP and event.rank == 1 and (event.step or 0) > 9
+        return replace(event, data={**event.data, "parameters": f"{event.step:032x}"}) if apart else event
+
+    run, twin = (trainer(state_seen=True, kills=kills).record() for kills in ([(18, 1)], []))
+    noted = "without a fault too, ranks that held equal parameters hold different ones from step 10 on"
+    for events, there in ((tuple(map(parted, twin.events)), True), (twin.events, False)):
+        notes = verdict_of(run, [replace(twin, events=events)], "/run").notes
+        assert (noted in notes) is there

@@ -18,6 +18,7 @@ from torchaos.harness.analysis.comparison.causes import likeliest_cause
 from torchaos.harness.analysis.comparison.parameters import meaning
 from torchaos.harness.interfaces import First, Outcome, What
 from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.record.record import Record
 
 KILL = [(18, 1)]
 SUM, OTHER = ["float32 4x4", "1" * 16], ["float32 4x4", "2" * 16]
@@ -316,3 +317,57 @@ def test_a_number_that_was_saved_shows_where_to_look(trainer: Any) -> None:
         cause = LossContinuity().judge(replace(run, kills=KILL).record(inventory=inventory(**other)), [twin]).cause
         assert cause.startswith("something that was not recorded, such as the samples")
         assert ("(in step-20, loader.pos is 95 instead of 80)" in cause) is told
+
+
+@pytest.mark.parametrize(("loads", "told"), [("twin", "the twin loaded best.pt after step 20, and the job did not"),
+                                             ("run", "the job loaded best.pt after step 20, and the twin did not"),
+                                             ("both", "")])  # fmt: skip
+def test_a_load_that_only_one_of_run_and_twin_makes_is_told(trainer: Any, loads: str, told: str) -> None:
+    """Such as that of the best checkpoint, which a lost score decides. What both load is no cause."""
+
+    def with_load(run: Record) -> Record:
+        end = max(e.mono_s for e in run.events if e.kind is Kind.STEP and _global(e, run) == 20)
+        data = {"path": "/job/best.pt", "format": "torch", "ok": True, "numbers": {}}
+        last = run.events[-1]
+        new = [
+            Event(kind, f"late{rank}", 9_000, 0.0, end + 1e-4, rank, last.attempt or run.history.attempts[-1].number,
+                  20 - (run.history.attempts[-1].base or 0), data)
+            for rank in (0, 1) for kind in (Kind.LOAD_BEGIN, Kind.LOAD_END)
+        ]  # fmt: skip
+        return replace(run, events=tuple(sorted([*run.events, *new], key=lambda event: event.mono_s)))
+
+    def scaled(event: Event) -> dict[str, Any]:
+        late = event.attempt == 1 and (event.step or 0) > 5
+        return {"losses": [1.1 * loss for loss in event.data["losses"]]} if late else {}
+
+    run, twin = _edited(trainer(kills=KILL).record(), Kind.STEP, scaled), trainer().record()
+    run = with_load(run) if loads != "twin" else run
+    twin = with_load(twin) if loads != "run" else twin
+    found = LossContinuity().judge(run, [twin])
+    assert (found.outcome, found.measured["step"]) == (Outcome.FAILED, 21)
+    assert found.cause.startswith(told) if told else "best.pt" not in found.cause, found.cause
+
+
+def _global(event: Event, run: Record) -> int:
+    attempt = run.history.attempt(event.attempt or 0)
+    return (event.step or 0) + ((attempt.base or 0) if attempt else 0)
+
+
+def test_ranks_that_load_files_of_other_steps_are_a_cause_if_nothing_else_is(trainer: Any) -> None:
+    """No counter shows whether the rank went on from its file: it makes no steps. Nothing else that was recorded
+    differs."""
+
+    def of_learner(run: Record, old: bool) -> Record:
+        events = (
+            replace(e, data={**e.data, "path": e.data["path"].replace("step-15", "step-10")})
+            if old and e.rank == 1 and e.kind in (Kind.LOAD_BEGIN, Kind.LOAD_END) else e
+            for e in run.events if not (e.kind is Kind.STEP and e.rank == 1)
+        )  # fmt: skip
+        return replace(run, events=tuple(events))
+
+    twin = of_learner(trainer().record(), old=False)
+    for old in (True, False):
+        run = of_learner(trainer(kills=KILL).record(), old)
+        run = _edited(run, Kind.STEP, lambda e: {"losses": [1.1]} if e.attempt else {})
+        cause = LossContinuity().judge(run, [twin]).cause
+        assert ("rank 1 loaded a checkpoint of step 10, and the job went on from step 15" in cause) is old, cause

@@ -512,3 +512,48 @@ def test_optimizers_that_take_turns_are_no_return() -> None:
     ]
     history = History.of(events)
     assert [(part.number, part.after, part.base) for part in history.segments] == [(0, 0, 0), (1, 0, 15)]
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_numbers_that_begin_anew_in_each_phase_contradict_nothing(logged: bool) -> None:
+    """A job trains in two phases and counts the steps of each: in the names of its files, in their contents, and in its
+    log. All these numbers tell other steps than the state and the samples, and no defect."""
+    phase = 15
+
+    def in_phase(step: int) -> str:
+        return f"/job/first/step-{step}" if step <= phase else f"/job/second/step-{step - phase}"
+
+    events = list[Event]()
+    for event in Trainer(kills=[(28, 1)], steps=34, named=True, state_seen=True).record().events:
+        if "path" in event.data:
+            step = int(event.data["path"].rpartition("-")[2])
+            numbers = {"numbers": {"step": step - phase}} if "numbers" in event.data else {}
+            event = _with(event, path=in_phase(step), **numbers)
+        events.append(event)
+        if logged and event.kind is Kind.STEP and event.rank == 0:
+            step = (event.step or 0) + 25 * (event.attempt or 0)
+            line = {"step": step if step <= phase else step - phase, "adapter": "regex", "loss": 1.0, "lr": 0.1}
+            at = event.mono_s + 1e-4
+            events.append(Event(Kind.LOG_STEP, "harness", 9_000 + len(events), 0.0, at, None, None, None, line))
+    attempt = History.of(sorted(events, key=lambda event: event.mono_s)).attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.conflicts) == (25, ())
+
+
+def test_the_file_of_a_rank_without_steps_is_of_the_step_in_its_name() -> None:
+    """It saves while the others are still in the step; the file that these save after it has the same number."""
+    run = Trainer(kills=[(18, 1)]).record()
+    done = {(e.attempt, e.step): e.mono_s for e in run.events if e.kind is Kind.STEP and e.rank == 0}
+    for early, name in ((True, "actor-{:05}.pt"), (False, "actor.pt")):
+        events = list[Event]()
+        for event in run.events:
+            if event.kind is Kind.STEP and event.rank == 1:
+                continue
+            if "path" in event.data:
+                step = int(event.data["path"].rpartition("-")[2])
+                event = _with(event, path=f"/job/{name if event.rank else 'learner-{:05}.pt'}".format(step))
+                if event.rank and event.kind in _SAVES:
+                    event = replace(event, step=0, mono_s=done[event.attempt, event.step] - 1e-3)
+            events.append(event)
+        saves = History.of(sorted(events, key=lambda event: event.mono_s)).saves
+        assert [save.global_step for save in saves if save.ranks == (1,)][:3] == ([5, 10, 15] if early else [4, 9, 14])

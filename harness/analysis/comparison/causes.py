@@ -6,6 +6,7 @@ A quantity is said to differ or to agree only if it was seen, and a quantity tha
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -148,7 +149,7 @@ class _Resumed:
         twin: Record | None,
     ) -> None:  # fmt: skip
         self._run, self._history, self._ours, self._theirs, self._first = run, history, ours, theirs, first
-        self._twin, self._attempt = twin, part.number
+        self._twin, self._part, self._attempt = twin, part, part.number
         self._base = part.base or 0
         self._since = [step for step in sorted(ours.keys() & theirs.keys()) if self._base < step <= first.step]
         self._ranks = sorted(ours[first.step])
@@ -189,7 +190,35 @@ class _Resumed:
             found.insert(0, self._generators(others))  # the loop may draw from them; nothing else explains it
         if not found and (files := files_of_others(self._history, self._attempt, self._base)):
             found.append(Fact("files", self._base + 1, said("files of others", found=files)))
-        return found
+        if not found and (other := apart(self._part)):
+            found.append(self._files_apart(other))
+        loads = self._loads()
+        return [loads, *found] if loads and all(fact.step >= loads.step for fact in found) else found
+
+    def _files_apart(self, other: Apart) -> Fact:
+        words = said("files apart", ranks=listed(other.ranks), step=other.step, base=self._base)
+        return Fact("files", self._base + 1, words)
+
+    def _loads(self) -> Fact | None:
+        """The first load between the steps since the resume that only one of run and twin made."""
+        if self._twin is None:
+            return None
+        sides = [self._loaded_between(self._run.history), self._loaded_between(self._twin.history)]
+        alone = {
+            **dict.fromkeys(sides[1] - sides[0], "loaded there"),
+            **dict.fromkeys(sides[0] - sides[1], "loaded here"),
+        }
+        step, name = min(alone, default=(0, ""))
+        return Fact("loads", step + 1, said(alone[step, name], name=name, step=step)) if alone else None
+
+    def _loaded_between(self, history: History) -> set[tuple[int, str]]:
+        """The global steps after which a rank loaded a file, with its name, between the resume and the difference."""
+        done = (
+            (history.steps_done(load.rank, load.attempt, load.mono_s), load.path) for load in history.loads if load.ok
+        )
+        return {
+            (step, posixpath.basename(path)) for step, path in done if step and self._base < step < self._first.step
+        }
 
     def _state(self) -> Iterator[Fact]:
         begun = self._begun

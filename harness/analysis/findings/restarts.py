@@ -12,6 +12,7 @@ from torchaos.harness.analysis.ending import cause_of_end, last_error, said_at_t
 from torchaos.harness.analysis.hit_targets import Landing, landings
 from torchaos.harness.analysis.recovery_times import end_of
 from torchaos.harness.interfaces import Finding, failed, inconclusive, passed
+from torchaos.harness.monitoring.probes.known_failures import BY_NAME
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history import Attempt
 from torchaos.harness.record.plan import counted
@@ -77,6 +78,8 @@ def _why(run: Record, old: Attempt) -> str:
     ]
     cause = cause_of_end(run, old.number)
     known = f" ({cause})" if cause else ""
+    if ended and (about := BY_NAME.get(cause)) and about.is_consequence:
+        known = ""  # the others lost the connection to this rank
     if not ended:
         return f"nothing shows why attempt {old.number} ended{known}"
     rank = min(ended)[1]

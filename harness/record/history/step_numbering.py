@@ -7,6 +7,8 @@ if the attempt had loaded and saved nothing before them; a warm-up is left out o
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -278,17 +280,18 @@ class Placing:
         )
         if (late or self._is_apart(save)) and told is not None and self._counts_steps(save):
             return replace(save, global_step=told, begun_step=step)
-        if step is not None and told == step + 1 and self._is_early(save):
-            return replace(save, global_step=told)
+        if step is not None and self._is_early(save, step, part):
+            return replace(save, global_step=step + 1)
         return replace(save, global_step=step)
 
-    def _is_early(self, save: Save) -> bool:
-        """Whether only ranks that make no steps saved, and the other ranks' saves have the numbers of their steps in
-        their names: then such a rank may save before the others are done with the step."""
-        ranks, saves = self.seen[save.attempt].ranks, self.saves[save.attempt]
-        others = [(number_in_name(each.path), each.local_step) for each in saves if ranks & set(each.ranks)]
-        ahead = {told - step for told, step in others if told is not None}
-        return not ranks & set(save.ranks) and len(ahead) == 1 and self._counts_steps(save)
+    def _is_early(self, save: Save, step: int, part: Segment) -> bool:
+        """Whether only ranks that make no steps saved, while the others were still in the step whose number the file
+        has in its name: a file of the others with this number was saved after that step."""
+        ranks, own = self.seen[save.attempt].ranks, _last_number(save.path)
+        if ranks & set(save.ranks) or own != step + 1:
+            return False
+        others = (each for each in self.saves[save.attempt] if ranks & set(each.ranks))
+        return any(_last_number(each.path) == own == part.global_step(each.local_step) for each in others)
 
     def _is_apart(self, save: Save) -> bool:
         """Whether only ranks that make no steps saved, and the numbers in the names of their attempt's saves are not at
@@ -333,6 +336,12 @@ class Placing:
             self.log_changed |= self.log_offset is not None and abs(lead - self.log_offset) > 1
             self.log_changed |= log_begins_again(lines, steps)
             self.log_offset = lead
+
+
+def _last_number(path: str) -> int | None:
+    """The last number in the name of a file."""
+    found = re.findall(r"\d+", posixpath.basename(path))
+    return int(found[-1]) if found else None
 
 
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:

@@ -95,6 +95,11 @@ CLAIMS: Mapping[str, Claim] = {
         "{found} in step {step}, although the samples are the right ones: what prepares them was not restored",
         "the samples of the step, and the inputs of the model's forward (state.begun)",
     ),
+    "some inputs": Claim(
+        "{found} in step {step}, and its other inputs are the right ones: what the job carries from step to step was "
+        "not restored",
+        "the inputs of the model's forward (state.begun), of all arguments",
+    ),
     "other inputs": Claim("{found} in step {step}", "the inputs of the model's forward (state.begun)"),
     "weights": Claim(
         "the model's weights were not restored: {found}",

@@ -70,6 +70,13 @@ class Begun:
         return [other for other in self.others if other.quantity in quantities]
 
     @property
+    def some_inputs(self) -> list[Other]:
+        """Inputs of the model that are others, if further inputs are the right ones. Else empty."""
+        others = self.of(INPUTS)
+        every = {name for quantity, name in self.compared if quantity == INPUTS}
+        return others if every - {other.name for other in others} else []
+
+    @property
     def lost_generators(self) -> list[Other]:
         """The random generators that the forward uses and whose state was not restored."""
         of = self.changing if self.drawn is None else self.drawn

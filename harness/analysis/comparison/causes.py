@@ -6,27 +6,28 @@ A quantity is said to differ or to agree only if it was seen, and a quantity tha
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from torchaos.harness.analysis.checkpointing.carried_state import carried_into, mixed_state
 from torchaos.harness.analysis.checkpointing.checkpoint_diff import first_number_apart
-from torchaos.harness.analysis.checkpointing.restored_state import begun_with, trained_since
+from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with, trained_since
 from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, files_of_others, is_of_other_replicas
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.checkpointing.state_differences import INPUTS, MOMENTS, RNG, TRAINED, Other, in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
 from torchaos.harness.analysis.comparison.sample_counts import other_iterations
+from torchaos.harness.analysis.comparison.sample_reasons import may_be_computed
 from torchaos.harness.analysis.comparison.step_facts import (
     Fact,
     accumulation,
     counter_fact,
     is_like_the_start,
     listed,
+    loads_fact,
     loss_scale,
     other_in,
     pairs,
@@ -66,6 +67,7 @@ class Cause(NamedTuple):
 
     words: str  # a sentence about the attempt with the first difference
     short: str = ""  # the cause alone; empty if it is not known
+    before_samples: bool = False  # it acted before the samples of the step that differ, which then follow
 
 
 def likeliest_cause(
@@ -75,7 +77,7 @@ def likeliest_cause(
     `ours`, `theirs`: the steps of the run and of its first twin. `twin`: None if the steps are compared with their
     first execution."""
     cause = _cause(run, history, ours, theirs, first, twin)
-    return cause if twin else Cause(*map(_without_twin, cause))
+    return cause if twin else cause._replace(words=_without_twin(cause.words), short=_without_twin(cause.short))
 
 
 def _without_twin(words: str) -> str:
@@ -116,7 +118,8 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
     besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
     if acted:
         causes = "; ".join(acted)
-        return Cause(said("cause", where=where, causes=causes, besides=besides), causes)
+        early = found.samples_follow({fact.quantity for fact in facts})
+        return Cause(said("cause", where=where, causes=causes, besides=besides), causes, early)
     equal, unseen = found.compared({fact.quantity for fact in facts})
     guess = found.unrecorded()
     clauses = [said("equal", found=f"{_and(equal)} {'is' if _is_one(equal) else 'are'}")] if equal else []
@@ -129,16 +132,28 @@ def _steps_apart(other: Apart, part: Segment) -> str:
     return said("steps apart", ranks=listed(other.ranks), step=other.step, base=part.base)
 
 
-def inputs_in_words(run: Record, twin: Record) -> str:
-    """A clause about the first resume whose first step gave the model other inputs than before, or than in the twin.
-    Empty if there is none."""
+def inputs_in_words(run: Record, twin: Record) -> tuple[str, str]:
+    """A clause about the first resume whose first step gave the model other inputs than before, or than in the twin;
+    and another if only some of its inputs were others, in a job without a data loader. Empty if there is none."""
     for part in run.history.segments:
         if part.base:
             begun = begun_with(run, part.number, part.base, part.started_s, twin)
             if others := begun.of(INPUTS):
-                world = max((len(one.ranks) for one in run.history.attempts), default=0)
-                return said("other inputs", found=in_words(others, world), step=part.base + 1)
-    return ""
+                told = said("other inputs", found=in_words(others, _world(run)), step=part.base + 1)
+                return told, _carried_inputs(run, begun)
+    return "", ""
+
+
+def _carried_inputs(run: Record, begun: Begun) -> str:
+    """A clause about inputs of the model that are others beside right ones: they are no samples of a data loader."""
+    steps = run.history.by_step().get(begun.base + 1, {}).values()
+    if not begun.some_inputs or not may_be_computed({one.rank: one for one in steps}):
+        return ""
+    return said("some inputs", found=in_words(begun.some_inputs, _world(run)), step=begun.base + 1)
+
+
+def _world(run: Record) -> int:
+    return max((len(one.ranks) for one in run.history.attempts), default=0)
 
 
 class _Resumed:
@@ -182,8 +197,12 @@ class _Resumed:
         if skips and counter and counter.step == self._first.step:
             counter = None
         update = [self._trained(), *self._moments(), counter, None if skips else self._schedule()]
-        if (exact[0] or self._first.before_samples) and data and data.step == self._first.step:
+        if exact[0] and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step
+        elif data and data.step == self._base + 1 and (carried := _carried_inputs(self._run, self._begun)):
+            data = Fact(INPUTS, self._base + 1, carried)
+        elif data and data.step == self._first.step and self.samples_follow({fact.quantity for fact in state}):
+            data = None
         proved = [Fact("", self._first.step, clause) for clause in exact if clause]
         found = [fact for fact in (*proved, data, *state, *update) if fact]
         if all(_is_late(fact, self._first) for fact in found) and (others := self._begun.changed_generators):
@@ -192,33 +211,16 @@ class _Resumed:
             found.append(Fact("files", self._base + 1, said("files of others", found=files)))
         if not found and (other := apart(self._part)):
             found.append(self._files_apart(other))
-        loads = self._loads()
+        loads = loads_fact(self._run.history, self._twin, range(self._base + 1, self._first.step))
         return [loads, *found] if loads and all(fact.step >= loads.step for fact in found) else found
 
     def _files_apart(self, other: Apart) -> Fact:
         words = said("files apart", ranks=listed(other.ranks), step=other.step, base=self._base)
         return Fact("files", self._base + 1, words)
 
-    def _loads(self) -> Fact | None:
-        """The first load between the steps since the resume that only one of run and twin made."""
-        if self._twin is None:
-            return None
-        sides = [self._loaded_between(self._run.history), self._loaded_between(self._twin.history)]
-        alone = {
-            **dict.fromkeys(sides[1] - sides[0], "loaded there"),
-            **dict.fromkeys(sides[0] - sides[1], "loaded here"),
-        }
-        step, name = min(alone, default=(0, ""))
-        return Fact("loads", step + 1, said(alone[step, name], name=name, step=step)) if alone else None
-
-    def _loaded_between(self, history: History) -> set[tuple[int, str]]:
-        """The global steps after which a rank loaded a file, with its name, between the resume and the difference."""
-        done = (
-            (history.steps_done(load.rank, load.attempt, load.mono_s), load.path) for load in history.loads if load.ok
-        )
-        return {
-            (step, posixpath.basename(path)) for step, path in done if step and self._base < step < self._first.step
-        }
+    def samples_follow(self, differ: Collection[str]) -> bool:
+        """Whether the samples that differ came after the loss that differs, and may follow from what else differs."""
+        return self._first.before_samples and bool({RNG, "parameters", "frozen", "buffers"} & set(differ))
 
     def _state(self) -> Iterator[Fact]:
         begun = self._begun

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, before, differences, uneven, unreported, until
-from torchaos.harness.analysis.comparison.causes import likeliest_cause
+from torchaos.harness.analysis.comparison.causes import Cause, likeliest_cause
 from torchaos.harness.analysis.comparison.sample_counts import with_losses_by_samples
 from torchaos.harness.analysis.comparison.step_facts import is_scaled
 from torchaos.harness.analysis.ending import final_step, own_exit_code, teardown_aborts
@@ -171,7 +171,7 @@ class Comparison:
         if odd := uneven(self._twins[0]):
             return inconclusive(f"{words} But {odd}: it is not known whether the difference is a defect.")
         cause = likeliest_cause(self._run, self._history, self._ours, self._twins[0], first, self._twin)
-        finding = failed(f"{words} {cause.words}", first_of(first), **measured_of(first))
+        finding = failed(f"{words} {cause.words}", first_of(first, cause), **measured_of(first))
         return replace(finding, cause=cause.short)
 
     def _means_before(self, step: int) -> str:
@@ -366,9 +366,9 @@ def _list(ranks: set[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
 
 
-def first_of(first: Difference) -> First:
+def first_of(first: Difference, cause: Cause) -> First:
     """A loss that came before the samples that differ does not follow from them: then they follow from it."""
-    return First(What.LOSSES if first.before_samples else What(first.what), first.step)
+    return First(What.LOSSES if cause.before_samples else What(first.what), first.step)
 
 
 def measured_of(first: Difference) -> dict[str, object]:

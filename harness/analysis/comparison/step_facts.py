@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,8 +13,9 @@ from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.sample_counts import ends_of, renumbered
 from torchaos.harness.analysis.tolerance import Steps
-from torchaos.harness.record.history import Execution, StepTable
+from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.plan import numbered
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 
 
@@ -104,6 +106,24 @@ def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | Non
             name = "contents" if known and not renumbered(ours, theirs) else "data"
             return Fact("samples", step, said(name, who=who, step=step))
     return None
+
+
+def loads_fact(ours: History, twin: Record | None, after: range) -> Fact | None:
+    """The first load that only one of run and twin made after one of these global steps."""
+    if twin is None:
+        return None
+    mine, twins = (_loaded(history, after) for history in (ours, twin.history))
+    alone = dict.fromkeys(twins - mine, "loaded there") | dict.fromkeys(mine - twins, "loaded here")
+    step, name = min(alone, default=(0, ""))
+    return Fact("loads", step + 1, said(alone[step, name], name=name, step=step)) if alone else None
+
+
+def _loaded(history: History, after: range) -> set[tuple[int, str]]:
+    """The global steps after which a rank loaded a file, with the file's name."""
+    return {
+        (step, posixpath.basename(load.path)) for load in history.loads
+        if load.ok and (step := history.steps_done(load.rank, load.attempt, load.mono_s)) is not None and step in after
+    }  # fmt: skip
 
 
 def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:

@@ -69,7 +69,11 @@ def samples(run: Record, twins: Sequence[Record]) -> Finding:
     landed = landings(run)
     early = before(history, landed[0].at_s) if landed else ours
     blind = unreported(history, ours, twin.history, theirs)
-    return _against(history, ours, theirs, early, blind, inputs_in_words(run, twin))
+    made, carried = inputs_in_words(run, twin)
+    found = _against(history, ours, theirs, early, blind, made)
+    if carried and found.first and found.first.what is What.SAMPLES:
+        return failed(carried, found.first, step=found.first.step)
+    return found
 
 
 def samples_of_absent(run: Record, twins: Sequence[Record], most: int | None = None) -> Finding | None:

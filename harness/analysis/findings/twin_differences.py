@@ -85,7 +85,7 @@ def _redone(run: Record, history: History, tolerance: float) -> Finding:
             again = {one.global_step or 0: {one.rank: one} for one in news.at(of_rank)}
             cause = likeliest_cause(run, history, {**again, **ours}, {**every, **theirs}, first)
             words = f"{in_words(first, 'the first time')} {cause.words}"
-            finding = failed(words, first_of(first), **measured_of(first))
+            finding = failed(words, first_of(first, cause), **measured_of(first))
             return replace(finding, cause=cause.short, at_s=new.mono_s)
     steps = np.unique(news.global_step[seen]).tolist()
     return passed(

@@ -85,3 +85,20 @@ def test_a_missing_shard_is_one_problem(tmp_path: Path) -> None:
     code, output = verified(path)
     assert (code, len(output.splitlines())) == (1, 2), output
     assert "torn: __0_0.distcp: missing; it held layer0, layer1, layer2 and 27 more" in output
+
+
+@pytest.mark.parametrize("beside", ["trainer_state.json", "checkpoint_metadata.json"])
+def test_a_folder_of_several_checkpoints_is_none_itself(tmp_path: Path, beside: str) -> None:
+    """A file that other trainers keep inside of a checkpoint lies beside the folders of the steps: each is a checkpoint
+    of its own, and the newest is told."""
+    for step in (5, 10):
+        (tmp_path / f"global_step_{step}").mkdir()
+        state = {"model": {"w": torch.ones(3)}, "optimizer": {"state": {}}, "generator": torch.get_rng_state()}
+        torch.save(state, tmp_path / f"global_step_{step}" / "rank_0.pt")
+    (tmp_path / beside).write_text('{"global_step": 10}')
+    _code, output = verified(tmp_path)
+    assert "global_step_10 (" in output
+    assert "global_step_5 (" not in output
+    assert "random number generators" not in output
+    (tmp_path / "global_step_5" / "rank_0.pt").write_bytes(b"PK")
+    assert "global_step_10 (" in verified(tmp_path)[1]

@@ -45,8 +45,20 @@ def kind(files: Files, path: str) -> Format | None:
     """The format of a checkpoint, from the name of a file or the names in a folder. None if it is neither a checkpoint
     nor a part of a checkpoint."""
     if files.is_dir(path):
-        return format_table.of_folder(files, path, files.names(path))
+        names = files.names(path)
+        form = format_table.of_folder(files, path, names)
+        return None if form and _holds_several(files, path, names) else form
     return format_table.of_name(posixpath.basename(path))
+
+
+def _holds_several(files: Files, folder: str, names: Sequence[str]) -> bool:
+    """Whether a folder that looks like a checkpoint is that of several: it has a folder for each of several steps, and
+    no file with tensors of its own."""
+    steps = [name for name in names if NUMBERED.search(name) and files.is_dir(f"{folder}/{name}")]
+    alike = Counter(_DIGITS.sub("#", name) for name in steps)
+    if max(alike.values(), default=0) < 2:
+        return False
+    return not any(format_table.of_name(name) for name in names if not files.is_dir(f"{folder}/{name}"))
 
 
 def find(files: Files, root: str, seen: Collection[str] = ()) -> list[str]:

@@ -89,7 +89,7 @@ class Format(CheckpointFormat):
 _GUESSED = {
     "the optimizer's state": re.compile(r"optim|exp_avg|momentum|(^|[.:])opt\b", re.I),
     "the learning rate schedule": re.compile(r"sched|last_epoch|(^|[.:_])lr", re.I),
-    "the state of the random number generators": re.compile(r"rng|random|seed|mt19937", re.I),
+    "the state of the random number generators": re.compile(r"rng|random|seed|mt19937|\bgen(?:erator)?s?\b", re.I),
     "how far training was": re.compile(r"step|iter|epoch|consumed", re.I),
 }
 _ALONE = ("the optimizer's state", "how far training was")

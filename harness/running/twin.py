@@ -132,7 +132,7 @@ class Twins:
     def _make(self, number: int, kept: Path) -> bool:
         """Makes a twin and puts it into the cache. Returns False if its job failed or was stopped.
 
-        A healthy job may abort at interpreter exit, and torchrun then restarts it (analysis/ending/__init__.py). Such a
+        A healthy job may abort at interpreter exit, and torchrun then restarts it (analysis/ending.py). Such a
         run is no twin, and is made again. A failed twin is kept in the folder `failed`, so that its log can be read."""
         self._clear()
         for _ in range(_TRIES):

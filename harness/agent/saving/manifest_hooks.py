@@ -1,5 +1,5 @@
-"""Writes a manifest (manifest.py) for each save, by wrapping torch.save, safetensors, Lightning and the streams of
-torch.distributed.checkpoint.
+"""Writes a manifest (protocol/rank_files.py) for each save, by wrapping torch.save, safetensors, Lightning and the
+streams of torch.distributed.checkpoint.
 
 If bytes pass through Python on their way to the file (torch.distributed.checkpoint, open files, Lightning, torch's
 format from before 1.6), all bytes of the file are digested as they pass. If torch or safetensors write a file by

@@ -3,13 +3,14 @@ These tiers are those of multi-level restart (Baidu). Each tier costs more than 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, failed, inconclusive, passed, unhit
 from torchaos.plugin.analysis import (
     TIERS,
     TIERS_IN_WORDS,
+    Landing,
     Tier,
     evictions,
     lacking,
@@ -66,28 +67,23 @@ class RestartTier(Assertion):
                 return inconclusive(f"{tier_name(one, landed)}: {why}", **measured)
         found = [(tier_name(one, landed), tier) for one, tier in zip(landed, tiers, strict=True)]
         for fault, tier in found:
-            if tier is None:
-                return failed(
-                    f"{fault}: the job did not come back: it never got further than before the fault", **measured
-                )
-            if wrong := self._out_of_bounds(tier.least, tier.most):
+            if wrong := self._out_of_bounds(tier):
                 return failed(f"{fault}: the job {wrong}", **measured)
-        if self.evicted is not None:
-            gone = evictions(run, landed, self.evicted)
-            measured |= gone.measured
-            if gone.outcome is not Outcome.PASSED:
-                return replace(gone, measured=measured)
-        if self.excluded_after is not None:
-            kept_out = offenders(run, landed, self.excluded_after)
-            if kept_out.outcome is not Outcome.PASSED:
-                return replace(kept_out, measured=measured)
+        for finding in self._of_nodes(run, landed):
+            measured |= finding.measured
+            if finding.outcome is not Outcome.PASSED:
+                return replace(finding, measured=measured)
         for fault, tier in found:
             if tier and (self._too_high(tier.most) or self._too_low(tier.least)):
                 return inconclusive(f"{fault}: the job {tier}", **measured)
         return passed("; ".join(f"{fault}: the job {tier}" for fault, tier in found), **measured)
 
-    def _out_of_bounds(self, least: Tier, most: Tier) -> str:
-        """How a tier between these two breaks a bound in any case; empty if it may break none."""
+    def _out_of_bounds(self, tier: tuple[Tier, Tier] | None) -> str:
+        """How a recovery, at the least and the most of what was seen, breaks a bound in any case; empty if it may break
+        none. None: the job did not come back."""
+        if tier is None:
+            return "did not come back: it never got further than before the fault"
+        least, most = tier
         if self._too_high(least):
             return f"{TIERS_IN_WORDS[least]}; at most {self.most} is allowed"
         if self._too_low(most):
@@ -99,3 +95,10 @@ class RestartTier(Assertion):
 
     def _too_low(self, tier: Tier) -> bool:
         return TIERS.index(tier) < TIERS.index(self.least)
+
+    def _of_nodes(self, run: Record, landed: Sequence[Landing]) -> Iterator[Finding]:
+        """Which nodes were left out, and whether those that had to be were."""
+        if self.evicted is not None:
+            yield evictions(run, landed, self.evicted)
+        if self.excluded_after is not None:
+            yield offenders(run, landed, self.excluded_after)

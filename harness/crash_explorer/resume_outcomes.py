@@ -124,15 +124,8 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
         failed = (case for case in result.assertions(Verdict.FAILED) if harm_of(case.name) is harm and not case.follows)
         if case := next(failed, None):
             return Seen(kind, case.reason, case.name, case.measured.get("needless"))
-    if not got_past and any(attempt > _died_in(run) for attempt in run.history.unplaced):
-        return Seen(OutcomeClass.UNCLEAR, f"it is not known which steps it made: {result.reason}")
-    if not got_past and (blind := _blind_hook(run)):
-        return Seen(OutcomeClass.UNCLEAR, f"its steps may not have been seen, because the agent's hook {blind} failed")
-    if not got_past and run.exit_code == 0:
-        return Seen(OutcomeClass.WONT_START, "the job ended with exit code 0, and made no step beyond the death")
     if not got_past:
-        why = run.stopped.data["reason"] if run.stopped else "it made no step beyond the death"
-        return Seen(OutcomeClass.UNCLEAR, why)
+        return _not_beyond(run, result)
     unclear = [case for case in result.cases if case.verdict in (Verdict.INCONCLUSIVE, Verdict.ERROR)]
     if result.verdict is Verdict.INCONCLUSIVE and not unclear:
         return Seen(OutcomeClass.UNCLEAR, result.reason)
@@ -141,6 +134,18 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
     if result.verdict is Verdict.FAILED and not _was_done(run, due):
         return Seen(OutcomeClass.UNCLEAR, result.reason)
     return Seen(OutcomeClass.RIGHT, "" if _came_back(run, result) else "there was nothing left to train")
+
+
+def _not_beyond(run: Record, result: Result) -> Seen:
+    """The outcome of a resume that was not seen to get past the step of the death."""
+    if any(attempt > _died_in(run) for attempt in run.history.unplaced):
+        return Seen(OutcomeClass.UNCLEAR, f"it is not known which steps it made: {result.reason}")
+    if blind := _blind_hook(run):
+        return Seen(OutcomeClass.UNCLEAR, f"its steps may not have been seen, because the agent's hook {blind} failed")
+    if run.exit_code == 0:
+        return Seen(OutcomeClass.WONT_START, "the job ended with exit code 0, and made no step beyond the death")
+    why = run.stopped.data["reason"] if run.stopped else "it made no step beyond the death"
+    return Seen(OutcomeClass.UNCLEAR, why)
 
 
 def _came_back(run: Record, result: Result) -> bool:

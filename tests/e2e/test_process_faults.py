@@ -18,33 +18,19 @@ ATTEMPTS = {
     "kill-during-recovery": 3, "kill-twice": 3,
 }  # fmt: skip
 
-# What a short run leaves to the long one: kin of those that stay, and the one that has a test of its own.
-LONG = {
-    "abort-rank", "after-failures", "crash-loop", "damaged-delta", "exception-in-rank", "freeze-rank", "hang",
-    "hold-gil", "in-process-restart", "kill-during-recovery",
-    "kill-during-save", "kill-rank", "kill-twice", "nan-gradient", "rising-errors",
-    "rising-loss", "segfault-rank", "silent-exit", "spot-preemption",
-}  # fmt: skip
-SHORT = {"out-of-memory"}
-
-# Those of the short run do without a twin, and make these assertions, which need none.
+# The one of each test run does without a twin, and makes these assertions, which need none. The others have tests of
+# their own, or are kin of scenarios that tests/teeth runs.
 ALONE = {
     "kill-agent": "recovery_time, checkpoint_integrity, loss_continuity, sample_accounting, no_lost_work, "
     "{completed: {steps: 60}}, clean_exit",
-    "out-of-memory": "{recovery_time: {lost_steps: 0}}, checkpoint_integrity, state_restored, "
-    "{no_lost_work: {steps: 0}}, {restarts: {max: 1}}, {completed: {steps: 60}}",
 }
 
 pytestmark = pytest.mark.job
 
 
-def _marks(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.long] * (name in LONG) + [pytest.mark.smoke] * (name in SHORT)
-
-
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem, marks=_marks(path.stem)) for path in SCENARIOS],
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem not in ALONE)) for path in SCENARIOS],
 )
 def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> None:
     """The fault lands as planned, is felt, and the healthy reference job loses nothing by it; nothing is left."""

@@ -1,14 +1,15 @@
 """Runs each ready scenario as it is, and with the defects and changes that it must fail.
 
     python lab/campaigns/teeth.py [--only FAMILY/NAME ...] [--family FAMILY ...] [--kind as-is|teeth]
-                                 [--missing PAGE] [--out DIR] [--minutes M] [--write PAGE ...] [--again]
+                                 [--missing PAGE] [--out DIR] [--minutes M] [--write PAGE ...] [--again] [--seeds N]
 
 --missing leaves out what has its right result on the page. --again runs nothing: what was not right is judged again by
 this version, if the scenario is still the same and the run is still there.
 Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
 continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
---write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md). What was
-not run again keeps its row of the first page.
+--seeds makes each run with the seeds 1 to N, of the job and of the scenario; --write then fills the mark `teeth-seeds`.
+Otherwise --write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md).
+What was not run again keeps its row of the first page.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
@@ -38,6 +40,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after that time")
     parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="write the tables into these pages")
     parser.add_argument("--again", action="store_true", help="run nothing; judge again what was not right")
+    parser.add_argument("--seeds", type=int, default=0, metavar="N", help="make each run with the seeds 1 to N")
     options = parser.parse_args()
     names = [
         name for name in teeth.names()
@@ -49,22 +52,23 @@ def main() -> int:
         judge_again(results, names)
         end_s = 0.0
     known = on_page(options.missing) if options.missing else []
-    for name, tooth in due(names, options.kind, [*known, *read(results)]):
+    seeds = range(1, options.seeds + 1) if options.seeds else [0]
+    for name, tooth, seed in due(names, options.kind, [*known, *read(results)], seeds):
         if time.monotonic() > end_s:
             break
-        bite = teeth.bite(name, tooth, options.out / "runs")
+        bite = teeth.bite(name, tooth, options.out / "runs", seed=seed)
         with open(results, "a") as file:
             file.write(bite.to_json() + "\n")
         mark = "right" if bite.right else "  -  " if bite.verdict == "refused" else "WRONG"
-        print(
-            f"{mark}  {name} {bite.tooth or 'as it is'}: {bite.verdict} ({bite.seconds:.0f} s)  {bite.reason}",
-            flush=True,
-        )
+        which = f"{bite.tooth or 'as it is'}{f', seed {seed}' if seed else ''}"
+        print(f"{mark}  {name} {which}: {bite.verdict} ({bite.seconds:.0f} s)  {bite.reason}", flush=True)
         if bite.right:
             shutil.rmtree(Path(bite.folder).parents[1], ignore_errors=True)
-    done = [bite for bite in read(results) if bite.scenario in names]
-    print(summary(done))
-    if options.write:
+    done = [bite for bite in read(results) if bite.scenario in names and bite.seed in seeds]
+    print(over_seeds(done) if options.seeds else summary(done))
+    if options.write and options.seeds:
+        marks.write(options.write, {"teeth-seeds": over_seeds(done)})
+    elif options.write:
         again = {(bite.scenario, bite.tooth) for bite in done}
         done += [bite for bite in on_page(options.write[0]) if (bite.scenario, bite.tooth) not in again]
         marks.write(options.write, {"teeth": table(done), "teeth-summary": summary(done)})
@@ -82,26 +86,28 @@ def judge_again(results: Path, names: Sequence[str]) -> None:
                 file.write(new.to_json() + "\n")
 
 
-def due(names: Sequence[str], kind: str | None, done: Sequence[Bite]) -> Iterator[tuple[str, Tooth | None]]:
-    """Yields the runs that have no right result yet: each scenario as it is, then with its teeth."""
-    right = {(bite.scenario, bite.tooth) for bite in done if bite.right}
+def due(
+    names: Sequence[str], kind: str | None, done: Sequence[Bite], seeds: Sequence[int] = (0,)
+) -> Iterator[tuple[str, Tooth | None, int]]:
+    """Yields the runs that have no right result yet, by seed: each scenario as it is, then with its teeth."""
+    right = {(bite.scenario, bite.tooth, bite.seed) for bite in done if bite.right}
     table = teeth.table()
-    for name in names:
-        if kind != "teeth" and (name, "") not in right:
-            yield name, None
+    for seed, name in product(seeds, names):
+        if kind != "teeth" and (name, "", seed) not in right:
+            yield name, None, seed
         if kind != "as-is":
-            yield from ((name, tooth) for tooth in table[name] if (name, tooth.name) not in right)
+            yield from ((name, tooth, seed) for tooth in table[name] if (name, tooth.name, seed) not in right)
 
 
 def read(path: Path) -> list[Bite]:
     """The last result of each run; an incomplete line is ignored."""
-    found: dict[tuple[str, str], Bite] = {}
+    found: dict[tuple[str, str, int], Bite] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             bite = Bite(**json.loads(line))
         except (ValueError, TypeError):
             continue
-        found[bite.scenario, bite.tooth] = bite
+        found[bite.scenario, bite.tooth, bite.seed] = bite
     return list(found.values())
 
 
@@ -155,6 +161,18 @@ def table(done: Sequence[Bite]) -> str:
             first = (f"`{name}`", results.get((name, ""), nothing).verdict) if not place else ("", "")
             lines.append(f"| {' | '.join((*first, tooth.name, bite.verdict, by))} |")
     return "\n".join([*summary(done).splitlines(), "", *lines])
+
+
+def over_seeds(done: Sequence[Bite]) -> str:
+    """A row for each scenario as it is and with each tooth: how many of its seeds gave the right result."""
+    lines = ["| scenario | job | right | wrong |", "|---|---|---|---|"]
+    for name, tooth in sorted({(bite.scenario, bite.tooth) for bite in done}):
+        own = [bite for bite in done if (bite.scenario, bite.tooth) == (name, tooth)]
+        wrong = "; ".join(f"seed {bite.seed}: {bite.verdict}" for bite in own if not bite.right)
+        lines.append(
+            f"| `{name}` | {tooth or 'as it is'} | {sum(bite.right for bite in own)} of {len(own)} | {wrong} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

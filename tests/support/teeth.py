@@ -78,6 +78,16 @@ def with_defect(text: str, defect: str) -> str:
     return text
 
 
+def with_seed(text: str, seed: int) -> str:
+    """The scenario's text with this seed for its job."""
+    for script in (f"{{jobs}}/{name}" for name in _SCRIPTS):
+        text = text.replace(f'- "{script}"', f'- "{script}"\n    - --seed\n    - "{seed}"')  # a command that is a list
+        text = text.replace(f"{script} ", f"{script} --seed {seed} ").replace(
+            f"{script}\n", f"{script} --seed {seed}\n"
+        )
+    return text
+
+
 @dataclass(frozen=True)
 class Bite:
     """The result of a scenario with a tooth or, if `tooth` is empty, without."""
@@ -90,6 +100,7 @@ class Bite:
     cases: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     folder: str = ""
+    seed: int = 0  # of the job and of the scenario
 
     @property
     def right(self) -> bool:
@@ -101,32 +112,35 @@ class Bite:
         return json.dumps(asdict(self))
 
 
-def bite(name: str, tooth: Tooth | None, out: Path, changed: Sequence[str] = ()) -> Bite:
-    """Run a ready scenario by the command line, as it is or with a tooth. `changed`: what --set gets, besides."""
+def bite(name: str, tooth: Tooth | None, out: Path, changed: Sequence[str] = (), seed: int = 0) -> Bite:
+    """Run a ready scenario by the command line, as it is or with a tooth. `changed`: what --set gets, besides. `seed`:
+    0 is that of the scenario and the job as they are."""
     label = re.sub(r"[^\w.-]+", "-", f"{name}-{tooth.name}" if tooth else name)[:100]
+    label += f"-seed-{seed}" if seed else ""
     folder = out / label
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    text = (SCENARIOS / f"{name}.yaml").read_text()
+    text = _text(name, seed)
     path, results = folder / "scenario.yaml", folder / "results.json"
     path.write_text(with_defect(text, tooth.defect) if tooth and tooth.defect else text)
     changes = tooth.set.items() if tooth else ()
     words = [*(f"{key}={_as_json(value)}" for key, value in changes), *changed]
     sets = [part for word in words for part in ("--set", word)]
     consent = [part for word in yaml.safe_load(text).get("consent", ()) for part in ("--consent", word)]
+    seeds = ["--seed", str(seed)] if seed else []
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "torchaos.harness", "run", str(path), *sets, *consent,
+        [sys.executable, "-m", "torchaos.harness", "run", str(path), *sets, *consent, *seeds,
          "--out", str(folder / "runs"), "--json", str(results)],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     seconds = round(time.monotonic() - begun, 1)
     if results.exists() and (found := _read(results)):
-        return _bite(name, tooth, found, seconds)
+        return _bite(name, tooth, found, seconds, seed)
     output = (done.stdout + done.stderr).strip()[-1000:]
     verdict = "refused" if done.returncode == 3 else "error"
-    return Bite(name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, output, {}, seconds)
+    return Bite(name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, output, {}, seconds, "", seed)
 
 
 def judged_again(bite: Bite) -> Bite | None:
@@ -135,7 +149,7 @@ def judged_again(bite: Bite) -> Bite | None:
     tooth = next((tooth for tooth in table()[bite.scenario] if tooth.name == bite.tooth), None)
     folder = Path(bite.folder).resolve()
     ran, results = folder.parents[1] / "scenario.yaml", folder.parents[1] / "results.json"
-    text = (SCENARIOS / f"{bite.scenario}.yaml").read_text()
+    text = _text(bite.scenario, bite.seed)
     if not folder.exists() or ran.read_text() != (with_defect(text, tooth.defect) if tooth and tooth.defect else text):
         return None
     results.unlink(missing_ok=True)
@@ -145,16 +159,21 @@ def judged_again(bite: Bite) -> Bite | None:
     )  # fmt: skip
     if not results.exists():
         raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
-    return _bite(bite.scenario, tooth, _read(results), bite.seconds)
+    return _bite(bite.scenario, tooth, _read(results), bite.seconds, bite.seed)
+
+
+def _text(name: str, seed: int) -> str:
+    text = (SCENARIOS / f"{name}.yaml").read_text()
+    return with_seed(text, seed) if seed else text
 
 
 def _read(results: Path) -> list[dict[str, Any]]:
     return list(json.loads(results.read_text())["results"])
 
 
-def _bite(name: str, tooth: Tooth | None, found: Sequence[Mapping[str, Any]], seconds: float) -> Bite:
+def _bite(name: str, tooth: Tooth | None, found: Sequence[Mapping[str, Any]], seconds: float, seed: int) -> Bite:
     cases = {case["name"]: case["verdict"] for case in found[0]["cases"]}
     return Bite(
         name, tooth.name if tooth else "", tooth.fails if tooth else "", found[0]["verdict"], found[0]["reason"], cases,
-        seconds, found[0]["run_dir"],
+        seconds, found[0]["run_dir"], seed,
     )  # fmt: skip

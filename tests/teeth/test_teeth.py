@@ -8,6 +8,7 @@ import runpy
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import teeth
@@ -74,11 +75,49 @@ def test_what_has_its_right_result_on_the_page_is_not_run_again() -> None:
     """A long campaign goes on where it ended: only what is new, changed or was not right is due."""
     program = runpy.run_path(str(teeth.REPOSITORY / "lab" / "campaigns" / "teeth.py"))
     known = program["on_page"](teeth.REPOSITORY / "lab" / "results" / "teeth.md")
-    due = {(name, tooth.name if tooth else "") for name, tooth in program["due"](teeth.names(), None, known)}
+    due = {(name, tooth.name if tooth else "") for name, tooth, _seed in program["due"](teeth.names(), None, known)}
     right = {(bite.scenario, bite.tooth) for bite in known if bite.right}
     every = {(name, "") for name in TABLE} | {(name, tooth.name) for name, own in TABLE.items() for tooth in own}
     assert len(right) > 100
     assert due == every - right
+
+
+def test_a_seed_reaches_the_job_of_each_scenario() -> None:
+    """Runs over seeds differ in their weights, data and dropout, with a defect too."""
+    for name, scenario in SCENARIOS.items():
+        changed = yaml.load(teeth.with_seed((teeth.SCENARIOS / f"{name}.yaml").read_text(), 7), yaml.CSafeLoader)
+        words = {"before": _words(scenario), "after": _words(changed)}
+        places = [place for place, word in enumerate(words["after"]) if word == "--seed"]
+        assert places, name
+        assert all(words["after"][place - 1].startswith("{jobs}/gpt_") for place in places), name
+        assert [word for word in words["after"] if word not in ("--seed", "7")] == words["before"], name
+
+
+def _words(scenario: dict[str, Any]) -> list[str]:
+    command = scenario["job"]["command"]
+    return command if isinstance(command, list) else shlex.split(command)
+
+
+def test_runs_over_seeds_are_counted_by_seed(tmp_path: Path) -> None:
+    """A right run is due no more with its own seed only, and the page tells which seed was wrong."""
+    program = runpy.run_path(str(teeth.REPOSITORY / "lab" / "campaigns" / "teeth.py"))
+    own = [tooth.name for tooth in TABLE["process/kill-agent"]]
+    done = [
+        teeth.Bite("process/kill-agent", "", "", "passed", "", seed=1),
+        teeth.Bite("process/kill-agent", "", "", "inconclusive", "", seed=2),
+        teeth.Bite("process/kill-agent", own[0], "no_lost_work", "failed", "", {"no_lost_work": "failed"}, seed=2),
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(bite.to_json() + "\n" for bite in done))
+    assert program["read"](tmp_path / "results.jsonl") == done
+    due = program["due"](["process/kill-agent"], None, done, [1, 2])
+    assert [(tooth.name if tooth else "", seed) for _name, tooth, seed in due] == [
+        (own[0], 1), (own[1], 1), ("", 2), (own[1], 2),
+    ]  # fmt: skip
+    rows = program["over_seeds"](done).splitlines()[2:]
+    assert rows == [
+        "| `process/kill-agent` | as it is | 1 of 2 | seed 2: inconclusive |",
+        f"| `process/kill-agent` | {own[0]} | 1 of 1 |  |",
+    ]
 
 
 def test_a_defect_finds_its_job_in_each_scenario() -> None:

@@ -100,8 +100,14 @@ def _unfinished(record: Record, hit: Event) -> str:
         return f"in the middle of a step ({hit.data['phase']})"
     if (failed := _broke(record, hit)) is not None:
         return f"and then {_what_broke(failed)}"
-    made = _not_made(record, hit, record.history.executions.after(hit.mono_s))
-    return f"{made} in a later attempt" if made else ""
+    if made := _not_made(record, hit, record.history.executions.after(hit.mono_s)):
+        return f"{made} in a later attempt"
+    told = [e for e in record.of_kind(Kind.LOG_CAUSE) if e.mono_s > hit.mono_s and e.data["cause"] == "peer-gone"]
+    later = record.steps_made.of_attempt(hit.attempt).mono_s > hit.mono_s
+    waited = told and told[0].attempt == hit.attempt and not later.any()
+    return (
+        "and, with no step after the fault, the log shows that a rank lost its connection to another" if waited else ""
+    )
 
 
 def _not_made(record: Record, hit: Event, steps: Executions) -> str:

@@ -131,15 +131,28 @@ def test_a_rank_that_hides_its_error_and_leaves_work_undone_felt_it(trainer: Any
     assert later
     assert later.what == "pid 1001 ended with exit code 0 before step 18, which rank 1 made in a later attempt"
     without = _hidden(run, phase, until=0)
+    hit = next(run.of_kind(Kind.APPLYING))
+    line = "gloo/transport/tcp/pair.cc:537] Connection closed by peer"
+    lost = Event(Kind.LOG_CAUSE, "harness", 10_000, 0.0, hit.mono_s + 0.3, None, 0,
+                 data={"cause": "peer-gone", "line": line})  # fmt: skip
+    gone = injector.felt(replace(without, events=(*without.events, lost)), "kill")
+    assert gone
+    assert gone.what == (
+        "pid 1001 ended with exit code 0 and, with no step after the fault, the log shows that a rank lost its "
+        "connection to another"
+    )
+    other = replace(lost, data={"cause": "store-gone", "line": "the store"})
+    assert injector.felt(replace(without, events=(*without.events, other)), "kill") is None
     twin = injector.felt_by_twin(without, [trainer().record()], "kill")
     assert twin
     assert twin.what == "pid 1001 ended with exit code 0 before step 18, which rank 1 made in the twin"
     assert injector.felt_by_twin(without, [trainer(stops=17).record()], "kill") is None
     alone = replace(run, events=tuple(e for e in run.events if e.attempt != 1 or e.rank == 0))
     assert injector.felt(_hidden(alone, phase), "kill") is None
-    step = next(e for e in run.of_kind(Kind.STEP) if e.source == "rank1-a0")
-    hit = next(run.of_kind(Kind.APPLYING))
-    went_on = replace(without, events=(*without.events, replace(step, seq=10_000, mono_s=hit.mono_s + 1e-4)))
+    for source in ("rank0-a0", "rank1-a0"):
+        step = next(e for e in run.of_kind(Kind.STEP) if e.source == source)
+        went_on = replace(without, events=(*without.events, replace(step, seq=10_000, mono_s=hit.mono_s + 1e-4), lost))
+        assert injector.felt(went_on, "kill") is None
     assert injector.felt_by_twin(went_on, [trainer().record()], "kill") is None
 
 

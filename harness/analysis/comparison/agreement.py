@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from torchaos.harness.analysis.tolerance import LEARNED_FACTOR, RATE, Steps, Tol
 from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.columns import is_none, lengths
 from torchaos.harness.record.steps.executions import UNPLACED
 
 
@@ -222,6 +223,16 @@ def common(ours: StepTable, theirs: StepTable) -> tuple[StepTable, StepTable]:
     return ours.only(np.isin(ours.numbers, theirs.numbers)), theirs.only(np.isin(theirs.numbers, ours.numbers))
 
 
+def without_losses(*tables: StepTable) -> set[int]:
+    """The ranks that have no loss in any step of these runs: all stages of a pipeline before the last stage."""
+    ranks, seen = set[int](), set[int]()
+    for table in tables:
+        losses = table.executions.column("losses")
+        ranks |= table.executions.ranks
+        seen |= table.executions.at(lengths(losses) > is_none(losses).sum(1)).ranks
+    return ranks - seen
+
+
 def uneven(twin: StepTable) -> str | None:
     """A clause about a job whose ranks make different numbers of steps without a fault, as with DDP's Join. None for
     any other job. Such ranks have no common count of steps, so it is not known from which step a rank resumed."""
@@ -253,16 +264,21 @@ def differences(
     """Yields the differences in order of steps, only for steps that both runs have, and values that were seen in both.
 
     `allowed`: a relative tolerance, or tolerances by quantity. `other_world`: the least tolerance of the mean loss if
-    the numbers of ranks differ. `factor`: the allowed number of spreads if the tolerance was learned."""
+    the numbers of ranks differ, unless the scenario gives one. `factor`: the allowed number of spreads if the tolerance
+    was learned."""
     limits = allowed if isinstance(allowed, Tolerances) else Tolerances.given(allowed)
+    least = 0.0 if limits is allowed and limits.loss.basis == "given" else other_world
     ours, theirs = StepTable.of(ours), StepTable.of(theirs)
+    apart = Both.of(ours, theirs).apart
+    silent, twins_silent = without_losses(ours.at(apart)), without_losses(theirs.at(apart))
     for step in _suspects(ours, theirs, limits, factor):
         mine, twins = ours[step], theirs[step]
         if mine.keys() == twins.keys():
             for rank in sorted(mine):
                 yield from _of_rank(step, rank, mine[rank], twins[rank], limits, factor)
         else:
-            yield from _of_mean(step, mine, twins, limits.loss, max(limits.loss.allowed(step, factor), other_world))
+            mine, twins = _without(mine, silent), _without(twins, twins_silent)
+            yield from _of_mean(step, mine, twins, limits.loss, max(limits.loss.allowed(step, factor), least))
 
 
 def _suspects(ours: StepTable, theirs: StepTable, limits: Tolerances, factor: float) -> list[int]:
@@ -345,6 +361,10 @@ def _of_mean(
     # A job that accumulates gradients may divide each loss by the number of parts that a rank has.
     if relative(sum(mine) / len(run), sum(other) / len(twin), loss.typical) > allowed:
         yield Difference("loss", step, None, ours, theirs, relative(ours, theirs))
+
+
+def _without(by_rank: Mapping[int, Execution], silent: Set[int]) -> dict[int, Execution]:
+    return {rank: execution for rank, execution in by_rank.items() if rank not in silent}
 
 
 def _losses(by_rank: Mapping[int, Execution]) -> list[float]:

@@ -10,7 +10,16 @@ from functools import cached_property
 import numpy as np
 
 from torchaos.harness.analysis.claims import said
-from torchaos.harness.analysis.comparison.agreement import Difference, before, differences, uneven, unreported, until
+from torchaos.harness.analysis.comparison.agreement import (
+    OTHER_WORLD,
+    Difference,
+    before,
+    differences,
+    uneven,
+    unreported,
+    until,
+    without_losses,
+)
 from torchaos.harness.analysis.comparison.causes import Cause, likeliest_cause
 from torchaos.harness.analysis.comparison.sample_counts import with_losses_by_samples
 from torchaos.harness.analysis.comparison.step_facts import is_scaled
@@ -36,17 +45,7 @@ from torchaos.harness.record.history import History, StepTable
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
-from torchaos.harness.record.steps.columns import is_none, lengths
-
-
-def without_losses(*tables: StepTable) -> set[int]:
-    """The ranks that have no loss in any step of these runs: all stages of a pipeline before the last stage."""
-    ranks, seen = set[int](), set[int]()
-    for table in tables:
-        losses = table.executions.column("losses")
-        ranks |= table.executions.ranks
-        seen |= table.executions.at(lengths(losses) > is_none(losses).sum(1)).ranks
-    return ranks - seen
+from torchaos.harness.record.steps.columns import lengths
 
 
 def without_data(*tables: StepTable) -> set[int]:
@@ -313,7 +312,10 @@ class Comparison:
         spared = f", except {_steps(dark)}, where the twins differ too much to decide" if dark else ""
         lines = ", as far as the job's log shows" if self._history.source == "log" else ""
         changed = len(Both.of(self._ours, self._twins[0]).apart)
-        means = "; in steps with another number of ranks, the means over the ranks were compared" if changed else ""
+        least = "" if self._loss.basis == "given" else f", and are within {max(OTHER_WORLD, allowed):.3g} of the twin's"
+        means = (
+            f"; in steps with another number of ranks, the means over the ranks were compared{least}" if changed else ""
+        )
         if self._moved:
             means += f"; in {_steps(self._moved)} the ranks had each other's samples, and were compared by samples"
         if silent:

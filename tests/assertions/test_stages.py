@@ -48,5 +48,6 @@ def test_stages_that_are_divided_anew(
     run, twin = pipeline(trainer, ((13, 1),), ahead, off, unseen), pipeline(trainer, unseen=unseen)
     found = LossContinuity().judge(run, [twin])
     assert found.outcome is losses, found.reason
+    assert "other samples" not in found.reason  # of a batch that two stages read once each
     found = SampleAccounting().judge(run, [twin])
     assert found.outcome is samples, found.reason

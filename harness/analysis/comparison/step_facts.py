@@ -11,7 +11,7 @@ import numpy as np
 
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference
-from torchaos.harness.analysis.comparison.sample_counts import ends_of, renumbered
+from torchaos.harness.analysis.comparison.sample_counts import are_copied, ends_of, renumbered, without_copies
 from torchaos.harness.analysis.tolerance import Steps
 from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.plan import numbered
@@ -89,9 +89,12 @@ def other_in(since: Sequence[int], ours: Steps, theirs: Steps, *columns: str) ->
 
 
 def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | None:
+    wholes = [StepTable.of(ours), StepTable.of(theirs)]
+    if are_copied(wholes[1]):
+        wholes = [without_copies(whole) for whole in wholes]
     for step in other_in(since, ours, theirs, "samples", "in_samples"):
         if ours[step].keys() != theirs[step].keys():
-            mine, twins = _all_samples(ours[step]), _all_samples(theirs[step])
+            mine, twins = (_all_samples(whole[step]) for whole in wholes)
             if mine is not None and twins is not None and mine != twins:
                 return Fact("samples", step, said("data", who="all ranks together were", step=step))
             continue

@@ -135,7 +135,7 @@ CLAIMS: Mapping[str, Claim] = {
         "the parameters that get gradients and belong to an optimizer (state.begun), in both",
     ),
     "moments": Claim(
-        "the optimizer's moments were not restored: {found}",
+        "the optimizer's {what} were not restored: {found}",
         "the moments by name (state.begun), or their check sum on each rank",
     ),
     "optimizer counter": Claim(

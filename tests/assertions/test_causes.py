@@ -13,6 +13,7 @@ from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.parameter_digest import ParameterDigest
 from torchaos.assertions.sample_accounting import SampleAccounting
+from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
@@ -399,3 +400,17 @@ def test_ranks_that_load_files_of_other_steps_are_a_cause_if_nothing_else_is(tra
         run = _edited(run, Kind.STEP, lambda e: {"losses": [1.1]} if e.attempt else {})
         cause = LossContinuity().judge(run, [twin]).cause
         assert ("rank 1 loaded a checkpoint of step 10, and the job went on from step 15" in cause) is old, cause
+
+
+@pytest.mark.parametrize(("attribute", "what"), [("masters", "masters"), ("exp_avg", "moments"), ("m", "moments")])
+def test_what_an_optimizer_of_a_plain_class_keeps_has_its_own_name(trainer: Any, attribute: str, what: str) -> None:
+    """Master copies are no moments: who looks there finds them right."""
+
+    def edit(event: Event) -> dict[str, Any]:
+        return {"moments": {f"weight/{attribute}": OTHER if event.attempt else SUM}}
+
+    run = _edited(trainer(kills=KILL, broken=frozenset({"momentum"}), named=True).record(), Kind.BEGUN, edit)
+    twin = _edited(trainer(named=True).record(), Kind.BEGUN, edit)
+    words = f"the optimizer's {what} were not restored: the {what} of weight are others"
+    assert words in LossContinuity().judge(run, [twin]).reason
+    assert f"the {what} of the optimizer with which attempt 1 began" in StateRestored().judge(run, [twin]).reason

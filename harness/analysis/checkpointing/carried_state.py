@@ -21,7 +21,7 @@ import numpy as np
 
 from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with
 from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSums
-from torchaos.harness.analysis.checkpointing.state_differences import MOMENTS, Other
+from torchaos.harness.analysis.checkpointing.state_differences import MOMENTS, Other, of_optimizer
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
 from torchaos.harness.protocol.check_sums import is_of_nothing, is_whole, over_all, plain
@@ -88,7 +88,7 @@ class Carried:
             parameters, frozen = (False if frozen is False else parameters), None
         return [
             ("parameters", parameters), ("frozen parameters", frozen), ("buffers", self.buffers),
-            (_OF_OPTIMIZER, self.moments),
+            (f"{of_optimizer(self.others)} of the optimizer", self.moments),
         ]  # fmt: skip
 
     def instead(self, *names: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,9 +33,22 @@ class Other:
         return self.name.partition("/")[0] if self.quantity == MOMENTS else self.name
 
 
+# How optimizers call their moments: those of torch, and of scripts.
+_MOMENTS = re.compile(r"^(?:\w*(?:exp_avg|momentum|moment|avg|sum|acc|buf|state|step)\w*|[a-z]{1,2}|\d+)$", re.I)
+
+
+def of_optimizer(others: Sequence[Other]) -> str:
+    """What these parts of an optimizer's state are: "moments", or the attribute of an optimizer of a plain class that
+    holds all of them and has another name, such as "masters"."""
+    names = [other.name.split("/") for other in others if other.quantity == MOMENTS]
+    attributes = {name[1] if len(name) > 1 and name[1] != name[0] else "" for name in names}
+    (only, *more) = attributes or {""}
+    return "moments" if more or not only or _MOMENTS.match(only) else only
+
+
 EXCHANGED = said("exchanged")
 _NOUNS = {
-    "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers", MOMENTS: "moments of",
+    "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers",
     INPUTS: "model's inputs", RNG: "states of the RNG", TRAINED: "parameters",
 }  # fmt: skip
 
@@ -79,7 +93,8 @@ def _clause(others: Sequence[Other], world: int, alone: bool) -> str:
         likewise, apart = "", f", and {more} more {EXCHANGED} others"
     restored = first.equal and first.quantity not in (INPUTS, TRAINED)
     rest = f", and {said('kept', whose=_whose(first.equal))}" if restored else ""
-    noun = _NOUNS["parameters" if first.trained else first.quantity]
+    noun = f"{of_optimizer(others)} of" if first.quantity == MOMENTS else _NOUNS[first.quantity]
+    noun = _NOUNS["parameters"] if first.trained else noun
     return f"the {noun} {first.of}{likewise}{where} {first.holds}{apart}{rest}"
 
 

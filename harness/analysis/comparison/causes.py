@@ -16,7 +16,15 @@ from torchaos.harness.analysis.checkpointing.checkpoint_diff import first_number
 from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with, trained_since
 from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, files_of_others, is_of_other_replicas
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
-from torchaos.harness.analysis.checkpointing.state_differences import INPUTS, MOMENTS, RNG, TRAINED, Other, in_words
+from torchaos.harness.analysis.checkpointing.state_differences import (
+    INPUTS,
+    MOMENTS,
+    RNG,
+    TRAINED,
+    Other,
+    in_words,
+    of_optimizer,
+)
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
 from torchaos.harness.analysis.comparison.sample_counts import other_iterations
@@ -264,7 +272,8 @@ class _Resumed:
     def _moments(self) -> Iterator[Fact]:
         others = self._begun.of(MOMENTS)
         if others or (self._carried and self._carried.moments is False):
-            yield self._told(MOMENTS, "moments", others, self._carried.instead(MOMENTS) if self._carried else "")
+            found = in_words(others, len(self._ranks)) or (self._carried.instead(MOMENTS) if self._carried else "")
+            yield Fact(MOMENTS, self._base + 1, said("moments", what=of_optimizer(others), found=found))
 
     def position_apart(self) -> str:
         """A clause if the weights are those after the base, and the samples and learning rates are those of the twin's

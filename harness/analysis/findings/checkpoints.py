@@ -113,8 +113,11 @@ class Checkpoints:
         types = sorted({each for checkpoint in good for each in checkpoint.unread_types})
         well += f" (their files of the type {', '.join(types)} are not read)" if types else ""
         each = "files" if _count(good) < len(good) else "of them"
+        hold = "holds" if self._held.right == 1 else "hold"
         return well + (
-            f", {self._held.right} {each} hold the parameters that the run had at that step" if self._held.right else ""
+            f", {self._held.right} {each} {hold} the parameters that the run had at that step"
+            if self._held.right
+            else ""
         )
 
     def _dated(self, finding: Finding | None) -> Finding | None:

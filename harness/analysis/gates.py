@@ -18,6 +18,7 @@ from torchaos.harness.analysis.ending import (
 from torchaos.harness.analysis.hit_targets import hit_target, strayed
 from torchaos.harness.analysis.missing_data import ended_before_steps, no_rank_found, why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import never_in_words, recoveries, why_moot
+from torchaos.harness.analysis.replica_verdict import ranks_alone
 from torchaos.harness.interfaces import ChaosError, Evidence, Target
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind
@@ -127,6 +128,18 @@ def ranks_repeat(run: Record) -> str | None:
 
 
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
+    """The verdict on a fault that the job has not outlived, and why. None if it was outlived. If the ranks have no
+    common step, each must have outlived it."""
+    alone = ranks_alone(run, twins)
+    if not alone:
+        return _not_outlived(run, twins, fault)
+    found = {rank: why for rank, parts in alone.items() if (why := _not_outlived(*parts, fault))}
+    for rank, (verdict, reason) in sorted(found.items(), key=lambda item: item[1][0] is not Verdict.FAILED):
+        return verdict, f"rank {rank}: {reason}"
+    return None
+
+
+def _not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
     """The verdict on a fault that the job has not outlived, and why. None if it was outlived. A job has not recovered
     if it never got past its highest step before the fault, or if it later ends with an error: failed. If the run was
     ended on purpose while the job was down again for another reason than a fault: inconclusive."""

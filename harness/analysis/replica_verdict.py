@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.base_classes import Assertion
@@ -26,7 +27,24 @@ _WORST = (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.PASSED)
 def judged(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     """The finding of an assertion about a job with or without replicas. Inconclusive if the assertion can't judge
     replicas."""
-    return ask(assertion, run, twins) if run.plan.job.replicas == 1 else assertion.judge_replicas(run, twins)
+    if run.plan.job.replicas > 1:
+        return assertion.judge_replicas(run, twins)
+    found = ask(assertion, run, twins)
+    alone = ranks_alone(run, twins) if found.outcome is Outcome.INCONCLUSIVE else {}
+    judges_parts = type(assertion).judge_replicas is not Assertion.judge_replicas
+    return _worst("rank", assertion, alone) if alone and judges_parts else found
+
+
+Parts = Mapping[int, tuple[Record, Sequence[Record]]]  # by number: of the run, and of its twins
+
+
+def ranks_alone(run: Record, twins: Sequence[Record]) -> Parts:
+    """The ranks, each as a job of its own, if they have no common step after a restart, because they make different
+    numbers of steps. Empty if they have one."""
+    if not (run.history.uneven and run.history.unplaced):
+        return {}
+    theirs = [twin.of_ranks for twin in twins]
+    return {rank: (own, [twin[rank] for twin in theirs if rank in twin]) for rank, own in run.of_ranks.items()}
 
 
 def ask(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
@@ -64,16 +82,28 @@ def as_one(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Findin
 
 
 def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    parts, theirs = run.of_replicas, [twin.of_replicas for twin in twins]
-    found = {number: ask(assertion, parts[number], [twin[number] for twin in theirs]) for number in numbers}
-    if not found:
-        return inconclusive("no fault was to hit any replica")
-    worst = min(found, key=lambda number: _WORST.index(found[number].outcome))
+    theirs = [twin.of_replicas for twin in twins]
+    parts = {number: (run.of_replicas[number], [twin[number] for twin in theirs]) for number in numbers}
+    return _worst("replica", assertion, parts) if parts else inconclusive("no fault was to hit any replica")
+
+
+def _worst(noun: str, assertion: Assertion, parts: Parts) -> Finding:
+    """The worst finding about parts of a job; of failed ones, the one that went wrong first. `noun`: what a part is."""
+    found = {number: ask(assertion, part, twins) for number, (part, twins) in parts.items()}
+    worst = min(
+        found, key=lambda number: (_WORST.index(found[number].outcome), _wrong_s(parts[number][0], found[number]))
+    )
     alike = len({(finding.outcome, finding.reason) for finding in found.values()}) == 1 and len(found) > 1
-    reason = f"{'each replica' if alike else f'replica {worst}'}: {found[worst].reason}"
+    reason = f"{f'each {noun}' if alike else f'{noun} {worst}'}: {found[worst].reason}"
     if found[worst].outcome is Outcome.PASSED and not alike:
-        reason = "; ".join(f"replica {number}: {finding.reason}" for number, finding in found.items())
+        reason = "; ".join(f"{noun} {number}: {finding.reason}" for number, finding in found.items())
     return replace(found[worst], reason=reason)
+
+
+def _wrong_s(part: Record, finding: Finding) -> float:
+    """When a part of a job went wrong, CLOCK_MONOTONIC, as far as that is known."""
+    made = part.history.by_step().get(finding.first.step, {}) if finding.first else {}
+    return min((one.mono_s for one in made.values()), default=inf if finding.at_s is None else finding.at_s)
 
 
 def as_one_job(run: Record) -> Record:

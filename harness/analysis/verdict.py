@@ -38,7 +38,7 @@ from torchaos.harness.analysis.gates import (
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.missing_data import missing_in_words
 from torchaos.harness.analysis.recovery_times import recovery_from
-from torchaos.harness.analysis.replica_verdict import judged
+from torchaos.harness.analysis.replica_verdict import judged, ranks_alone
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.host.processes import uncollected
 from torchaos.harness.interfaces import ChaosError, Finding, First, Harm, Need, Outcome, UsageError, What, inconclusive
@@ -133,6 +133,11 @@ def _recoveries(run: Record, twins: Sequence[Record]) -> Iterator[Recovery]:
     """The recovery from each landing, with advice."""
     for landing in landings(run):
         found = recovery_from(run, landing, twins)
+        if alone := ranks_alone(run, twins):  # the job has caught up when its last rank has
+            each = [recovery_from(part, landing, of_twins) for part, of_twins in alone.values()]
+            last = max(each, key=lambda one: math.inf if (at := one.parts["caught_up"]) is None else at)
+            parts = {**found.parts, "caught_up": last.parts["caught_up"]}
+            found = replace(found, parts=parts, lost_steps=last.lost_steps)
         never = found.parts["caught_up"] is None
         cut_off, unplaced = never and ended_from_outside(run), never and bool(run.history.unplaced)
         yield replace(found, advice=advice(run, landing, found), cut_off=cut_off, unplaced=unplaced)

@@ -57,6 +57,19 @@ class Record(RunEvents):
         return _with_peers([_record_of(self, replica) for replica in range(job.replicas)])
 
     @cached_property
+    def of_ranks(self) -> Mapping[int, Record]:
+        """The record of each rank, as of a job of one rank: for a job whose ranks make different numbers of steps, so
+        that a step has a number on each rank alone."""
+        ranks = sorted({rank for attempt in self.history.attempts for rank in attempt.ranks})
+        events: dict[int, list[Event]] = {rank: [] for rank in ranks}
+        for event in self.events:
+            whole = event.rank not in events or "fault" in event.data  # a fault in one rank interrupts them all
+            for rank in ranks if whole else (event.rank,):
+                if rank is not None:
+                    events[rank].append(event)
+        return {rank: replace(self, events=tuple(own)) for rank, own in events.items()}
+
+    @cached_property
     def exited(self) -> Event | None:
         """The event of the end of the job's last command, if that was seen."""
         return next((event for event in reversed(self.beside_steps) if event.kind is Kind.JOB_EXITED), None)

@@ -170,6 +170,23 @@ def test_nothing_is_failed_on_a_damaged_journal(trainer: Any) -> None:
         assert (result.verdict, "harness.jsonl:7" in result.reason) == (Verdict.INCONCLUSIVE, True)
 
 
+def test_a_fault_is_outlived_if_each_rank_with_steps_of_its_own_outlives_it(trainer: Any) -> None:
+    """One rank makes fewer steps than the other, as in local SGD, so that no step after the restart is that of both. If
+    that rank does not get past its own highest step, the job has not recovered."""
+    run = trainer(kills=[(18, 1)]).record()
+
+    def without_steps(attempt: int, after: int) -> Record:
+        return replace(run, events=tuple(
+            e for e in run.events if e.kind is not Kind.STEP or (e.attempt, e.rank) != (attempt, 1) or e.step <= after
+        ))  # fmt: skip
+
+    fewer = without_steps(0, 12)
+    assert fewer.history.unplaced == (1,)
+    result = judged(fewer)
+    assert result.verdict is Verdict.PASSED, result.reason
+    assert result.recoveries[0].parts["caught_up"] is not None
+
+
 def test_ranks_that_repeat_prove_nothing(trainer: Any) -> None:
     """Two torchruns side by side, as torchft has them, number their ranks alike: whose steps are whose nobody knows."""
     run = trainer(kills=[(18, 1)]).record()

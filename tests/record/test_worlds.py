@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,16 @@ def test_a_planted_defect_is_found_with_its_cause(defect: str) -> None:
     told = [worlds.judged(worlds.planted(number, defect)) for number in range(5)]
     assert {outcome for outcome, _text in told} <= {"cause right", "unknown"}, told
     assert [outcome for outcome, _text in told].count("cause right") >= 2, told
+
+
+@pytest.mark.parametrize(("defect", "number", "told"), [
+    ("", 2, "passed"), ("", 0, "unknown"), ("moments exchanged", 0, "cause right"), ("data skipped", 1, "cause right"),
+    ("RNG of a fresh start", 2, "cause right"),
+])  # fmt: skip
+def test_ranks_with_steps_of_their_own_are_judged_one_by_one(defect: str, number: int, told: str) -> None:
+    """One rank makes two steps while the others make one, so that after a restart no step is that of all."""
+    world = replace(worlds.planted(number, defect), uneven="acts")
+    assert worlds.judged(world)[0] == told
 
 
 def test_healthy_trainers_do_not_fail() -> None:

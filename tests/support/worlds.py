@@ -18,6 +18,7 @@ from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
+from torchaos.harness.analysis.replica_verdict import judged as of_assertion
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.check_sums import MODULUS
 from torchaos.harness.protocol.wire import Event, Kind
@@ -624,7 +625,7 @@ def judged(world: World) -> tuple[str, str]:
     """What the assertions say of a world: "cause right", "other cause", "unknown" (none fails, and some are
     inconclusive) or "passed"; and the reasons of those that did not pass."""
     run, twin = (Record(_PLAN, tuple(Trainer(each).run().events), {}) for each in (world, world.straight))
-    findings = [assertion.judge(run, [twin]) for assertion in _ASSERTIONS]
+    findings = [of_assertion(assertion, run, [twin]) for assertion in _ASSERTIONS]
     failed = [found for found in findings if found.outcome is Outcome.FAILED]
     text = "\n".join(f"{found.reason} {found.cause}" for found in failed)
     if failed:

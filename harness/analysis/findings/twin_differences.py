@@ -356,7 +356,7 @@ class Parameters:
     def _no_replicas(self) -> str:
         healthy = self._theirs[0] if self._twins else self._early
         if all(len(by_rank) < 2 for by_rank in self._ours.values()):
-            return "only one rank trains"
+            return "no step belongs to several ranks"
         if any(map(_differ, healthy.values())):
             return "the ranks hold different parameters without the fault too"
         return "the ranks hold parts of the model"

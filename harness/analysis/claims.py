@@ -134,6 +134,10 @@ CLAIMS: Mapping[str, Claim] = {
         "other parameters are trained than before: {found}",
         "the parameters that get gradients and belong to an optimizer (state.begun), in both",
     ),
+    "modes": Claim(
+        "modules are in another mode than before: {found}",
+        "the modes of the modules in the first step of the attempt (state.begun), and in the same step before",
+    ),
     "moments": Claim(
         "the optimizer's {what} were not restored: {found}",
         "the moments by name (state.begun), or their check sum on each rank",
@@ -260,6 +264,8 @@ CLAIMS: Mapping[str, Claim] = {
     "sums other": Claim("their check sums are others", "the check sums of all ranks before and after the resume"),
     "trained now": Claim("are trained, and were not", _NAMED),
     "trained no longer": Claim("are no longer trained", _NAMED),
+    "in eval": Claim("are in eval mode, and were not", _NAMED),
+    "in train": Claim("are in train mode, and were not", _NAMED),
     "trained here": Claim("are trained, and are not in the twin", _NAMED + " in both runs"),
     "trained there": Claim("are not trained, and are in the twin", _NAMED + " in both runs"),
         # Learning rates (agreement.py).

@@ -185,9 +185,10 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.KEPT: {"parameters": "dict[str, KindAndSum]", **_STATE},
     # The same, before the first step of a process, and before the first step after each load or save of this rank. at:
     # the phase in which it was read (forward, or backward); inputs: the tensors that the model gets in the forward;
-    # drawn: the generators from which the forward drew
+    # drawn: the generators from which the forward drew; modes: "train" or "eval", by the names of modules: of the
+    # outermost ones, and of those whose mode is not that of the module around them
     Kind.BEGUN: {"parameters?": "dict[str, KindAndSum]", **_STATE, "at": "str",
-                 "inputs?": "dict[str, KindAndSum]", "drawn?": "list[str]"},
+                 "inputs?": "dict[str, KindAndSum]", "drawn?": "list[str]", "modes?": "dict[str, str]"},
     Kind.RENAMED: {"path": "str", "to": "str"},  # a path that this rank saved, or a folder above it, is renamed
     Kind.REMOVED: {"path": "str"},  # a path that this rank saved or loaded, or a folder above it, was removed
     Kind.LOAD_BEGIN: {"path": "str", "format": "str"},  # format: as in a save

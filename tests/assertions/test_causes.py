@@ -66,6 +66,34 @@ def test_each_part_of_the_state_is_a_cause(trainer: Any, edit: dict[str, Any], w
     assert words in finding.reason
 
 
+@pytest.mark.parametrize(
+    ("modes", "words"),
+    [
+        ({"": "eval"}, "the modules of the model are in eval mode, and were not"),
+        ({"": "train", "0.drop": "eval"}, "the modules 0.drop are in eval mode, and were not"),
+        ({"": "train", "head": "train"}, "the modules head are in train mode, and were not"),
+        ({"": "train", "head": "eval", "Teacher:": "eval"}, ""),
+        ({}, ""),
+    ],
+    ids=["all", "one", "not frozen", "another module", "not recorded"],
+)
+def test_a_module_that_was_left_in_another_mode_is_a_cause(trainer: Any, modes: dict[str, str], words: str) -> None:
+    """As after an evaluation without train(). Named are the outermost modules whose mode is another one; a module that
+    one record lacks is not compared."""
+    there = {"": "train", "head": "eval"}
+    if modes == {"": "eval"}:  # then the head is in the mode that it had
+        there = {"": "train"}
+    run, twin = (
+        _edited(record, Kind.BEGUN, lambda event: {"modes": modes if event.attempt and not event.step else there})
+        for record in (
+            trainer(kills=KILL, broken=frozenset({"rng"}), named=True).record(),
+            trainer(named=True).record(),
+        )
+    )
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert (f"modules are in another mode than before: {words}" in reason) if words else "mode" not in reason, reason
+
+
 @pytest.mark.parametrize(("edit", "told"), [({}, True), ({"buffers": {"mean": OTHER}}, False)], ids=["alone", "beside"])
 def test_a_generator_that_the_forward_does_not_draw_from(trainer: Any, edit: dict[str, Any], told: bool) -> None:
     """The loop may draw from it, such as the noise of a diffusion model. It is named if nothing else differs, but not

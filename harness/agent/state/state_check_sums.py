@@ -28,7 +28,7 @@ HOOK = "kept"
 _MOST, _INPUTS = 20_000, 64  # tensors of one quantity; inputs of the model
 _MOST_PUT_BACK = 50  # states: some jobs put one into a module in every step
 _SUMMED = ("parameters", "frozen", "buffers", "moments")
-_LONG = (*_SUMMED, "unsaved", "trained")
+_LONG = (*_SUMMED, "unsaved", "trained", "modes")
 
 
 class StateSums:
@@ -109,11 +109,13 @@ class StateSums:
             if not self._agent.optimizers:  # only now it is known which parameters the losses reach
                 self._divide(begun)
             drawn = [name for name, state in _generators().items() if begun["rng"].get(name) != state]
-            self._emit(Kind.BEGUN, {**begun, "drawn": drawn})
+            # Only now, because the first forward may have been that of an evaluation.
+            self._emit(Kind.BEGUN, {**begun, "drawn": drawn, "modes": self._names.modes()})
             self._tensors = {}
         elif not self._has_forward:  # otherwise, a thread began to save in the middle of this step
             self._agent.state_begins = None
-            self._emit(Kind.BEGUN, {**self._at_start(), "rng": _generators(), "at": phase.value})
+            at_start = self._at_start()
+            self._emit(Kind.BEGUN, {**at_start, "rng": _generators(), "at": phase.value, "modes": self._names.modes()})
             self._tensors = {}
 
     def _at_start(self) -> dict[str, Any]:

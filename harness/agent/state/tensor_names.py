@@ -33,6 +33,8 @@ class TensorNames:
         self._modules: list[weakref.ref[Any]] = []  # the outermost ones
         self._plain: list[weakref.ref[Any]] = []  # optimizers of plain classes
         self._beside: list[weakref.ref[Any]] = []  # what these train and torch's do not
+        # The outermost modules that have parameters, each with the prefix of its names.
+        self._kinds: list[tuple[weakref.ref[Any], str]] = []
 
     def look(self, optimizers: Sequence[Any], reached: Sequence[Any] = ()) -> dict[str, Named]:
         """All tensors by kind and name. The kinds: `parameters` that torch's optimizers train (without any: those that
@@ -54,6 +56,18 @@ class TensorNames:
         found["trained"] = {name: each for name, each in {**own, **of_plain}.items() if each.requires_grad}
         beside = [each for name, each in sorted(found["trained"].items()) if id(each) not in trained]
         self._beside = [weakref.ref(each) for each in beside]
+        return found
+
+    def modes(self) -> dict[str, str]:
+        """The modes of modules, "train" or "eval", by name: of the outermost ones that have parameters, and of those
+        inside whose mode is not that of the module around them."""
+        found = dict[str, str]()
+        for ref, kind in self._kinds:
+            modes = dict[str, bool]()
+            for path, child in getattr(ref(), "named_modules", tuple)():
+                modes[path] = bool(child.training)
+                if not path or modes[path] != modes[path.rpartition(".")[0]]:
+                    found[kind + plain_name(path)] = "train" if modes[path] else "eval"
         return found
 
     def beside(self) -> list[Any]:
@@ -89,7 +103,9 @@ class TensorNames:
             (module, {plain_name(name): each for name, each in module.named_parameters()})
             for module in _alive(self._modules)
         ]
-        for (module, own), kind in zip(modules, _kinds(modules, trained), strict=True):
+        kinds = _kinds(modules, trained)
+        self._kinds = [(weakref.ref(module), kind) for (module, own), kind in zip(modules, kinds, strict=True) if own]
+        for (module, own), kind in zip(modules, kinds, strict=True):
             for name, each in own.items():
                 pairs["parameters" if id(each) in trained else "frozen"].append((kind + name, each))
             unsaved = {

@@ -16,6 +16,7 @@ from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
 from torchaos.harness.analysis.checkpointing.state_differences import (
     EXCHANGED,
     INPUTS,
+    MODES,
     MOMENTS,
     RNG,
     TRAINED,
@@ -184,6 +185,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
                 _compare(found, quantity, mine, due)
                 break
     _compare_trained(found, mine, went_on or saved or twins)
+    _compare_modes(found, mine, went_on if any(state.modes for state in went_on.values()) else twins)
     _compare_unsaved_generators(found, mine, own.fresh, went_on or twins)
     words = _Words(own, base, since_s, went_on or saved or twins, saved)
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
@@ -257,6 +259,33 @@ def _compare_trained(found: Begun, mine: Of, due: Of) -> None:
                 other[name].append(rank)
         found.seen[TRAINED].add(rank)
     found.others += [Other(TRAINED, name, tuple(ranks), "") for name, ranks in other.items()]
+
+
+def _compare_modes(found: Begun, mine: Of, due: Of) -> None:
+    """Finds modules that are in eval mode and were in train mode before, or the other way round: the outermost ones."""
+    other: dict[str, list[int]] = defaultdict(list)
+    for rank, state in mine.items() if due else ():
+        ours, theirs = state.modes, due.get(rank, due[min(due)]).modes
+        changed = {name for name in {*ours, *theirs} if None not in (now := (_mode(ours, name), _mode(theirs, name)))
+                   and now[0] != now[1]}  # fmt: skip
+        for name in sorted(changed):
+            if not any(around in changed and _mode(ours, name) == _mode(ours, around) for around in _around(name)):
+                other[name].append(rank)
+        found.seen[MODES].add(rank)
+    found.others += [Other(MODES, name, tuple(ranks), "") for name, ranks in other.items()]
+
+
+def _around(name: str) -> Iterator[str]:
+    """The modules around a module, by name, from the inside out."""
+    kind, colon, path = name.rpartition(":")
+    while path:
+        path = path.rpartition(".")[0]
+        yield kind + colon + path
+
+
+def _mode(modes: Mapping[str, str], name: str) -> str | None:
+    """The mode of a module; None if its outermost module was not seen."""
+    return next((modes[each] for each in (name, *_around(name)) if each in modes), None)
 
 
 def _drawn(mine: Of) -> frozenset[str] | None:
@@ -407,6 +436,9 @@ class _Words:
         for rank in other.ranks:
             if other.quantity == TRAINED:
                 yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
+                continue
+            if other.quantity == MODES:
+                yield rank, said("in eval" if _mode(mine[rank].modes, other.name) == "eval" else "in train")
                 continue
             entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
             holds = self._holds(other, rank, mine[rank], entry) if entry is not None else iter([said("missing")])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.record.plan import numbered
 
-MOMENTS, RNG, INPUTS, TRAINED = "moments", "rng", "inputs", "trained"
+MOMENTS, RNG, INPUTS, TRAINED, MODES = "moments", "rng", "inputs", "trained", "modes"
 _MOST = 4
 
 
@@ -18,7 +18,7 @@ _MOST = 4
 class Other:
     """A part of the state that is not what it was."""
 
-    quantity: str  # one of states.QUANTITIES, RNG, INPUTS or TRAINED
+    quantity: str  # one of snapshots.QUANTITIES, RNG, INPUTS, TRAINED or MODES
     name: str
     ranks: tuple[int, ...]
     holds: str  # what it is instead, as a clause in the plural
@@ -30,6 +30,8 @@ class Other:
         """The name of the parameter that a moment belongs to; the argument that an input is; any other name."""
         if self.quantity == INPUTS:  # such as .0.1, the second positional argument, or .1.mask, a keyword argument
             return f"(argument {self.name.split('.', 2)[-1]})"
+        if self.quantity == MODES:  # the name of the outermost module is empty, or ends with a colon
+            return self.name.rstrip(":") or "of the model"
         return self.name.partition("/")[0] if self.quantity == MOMENTS else self.name
 
 
@@ -50,6 +52,7 @@ EXCHANGED = said("exchanged")
 _NOUNS = {
     "parameters": "parameters", "frozen": "frozen parameters", "buffers": "buffers",
     INPUTS: "model's inputs", RNG: "states of the RNG", TRAINED: "parameters",
+    MODES: "modules",
 }  # fmt: skip
 
 
@@ -91,7 +94,7 @@ def _clause(others: Sequence[Other], world: int, alone: bool) -> str:
     likewise, apart = (f" and {more} more" if more else ""), ""
     if more and EXCHANGED in first.holds:
         likewise, apart = "", f", and {more} more {EXCHANGED} others"
-    restored = first.equal and first.quantity not in (INPUTS, TRAINED)
+    restored = first.equal and first.quantity not in (INPUTS, TRAINED, MODES)
     rest = f", and {said('kept', whose=_whose(first.equal))}" if restored else ""
     noun = f"{of_optimizer(others)} of" if first.quantity == MOMENTS else _NOUNS[first.quantity]
     noun = _NOUNS["parameters"] if first.trained else noun

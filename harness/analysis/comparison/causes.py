@@ -18,6 +18,7 @@ from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, f
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.checkpointing.state_differences import (
     INPUTS,
+    MODES,
     MOMENTS,
     RNG,
     TRAINED,
@@ -242,6 +243,8 @@ class _Resumed:
             yield self._told("frozen", "frozen", frozen)
         if buffers := begun.of("buffers"):
             yield self._told("buffers", "buffers in forward" if begun.after_forward else "buffers", buffers)
+        if modes := begun.of(MODES):
+            yield self._told(MODES, "modes", modes)
         if begun.lost_generators:
             yield self._generators(begun.lost_generators)
 

@@ -31,6 +31,7 @@ class State:
     inputs: StateSums  # of the model, in this step; empty if they were not seen
     drawn: frozenset[str] | None  # generators that the forward drew from; None: not seen
     trained: frozenset[str]  # parameters that get gradients and belong to an optimizer of any class
+    modes: Mapping[str, str]  # of modules, see wire.py; empty if they were not seen
 
     @property
     def begun(self) -> bool:
@@ -46,7 +47,7 @@ def states(events: Iterable[Event]) -> Iterator[State]:
             continue
         before = told.setdefault((event.attempt, event.rank), {})
         same, data = event.data.get("same", ()), event.data
-        before.update({what: data[what] for what in (*QUANTITIES, "unsaved", "trained") if what in data})
+        before.update({what: data[what] for what in (*QUANTITIES, "unsaved", "trained", "modes") if what in data})
         there = {what: of for what, of in before.items() if what in data or what in same}
         drawn = data.get("drawn")
         yield State(
@@ -57,6 +58,7 @@ def states(events: Iterable[Event]) -> Iterator[State]:
             data.get("inputs", {}),
             None if drawn is None else frozenset(drawn),
             frozenset(there.get("trained", there.get("parameters", ()))),
+            dict(there.get("modes", {})),
         )
 
 

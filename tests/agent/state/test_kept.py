@@ -175,7 +175,29 @@ dist.destroy_process_group()
     assert set(saved[0].data["moments"]) == {f"top.{p}/exp_avg{s}" for p in ("weight", "bias") for s in ("", "_sq")}
     assert saved[0].data["same"] == ["frozen", "unsaved", "trained"]
     assert saved[0].data["buffers"] != first.data["buffers"]
-    assert after.data["same"] == ["parameters", "frozen", "buffers", "moments", "unsaved", "trained"]
+    assert after.data["same"] == ["parameters", "frozen", "buffers", "moments", "unsaved", "trained", "modes"]
+
+
+def test_the_modes_of_modules_are_told(rank: Any) -> None:
+    """Of the outermost modules, and of those whose mode is not that of the module around them, whatever wraps them; as
+    they are when the backward begins."""
+    ran = rank.run(
+        PREPARE
+        + """
+wrapped = torch.nn.Sequential(); wrapped.module = model
+teacher = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1)}).eval()
+torch.save({}, folder + "/a.pt")
+step()
+model.eval(); model[1].train()
+torch.save({}, folder + "/b.pt")
+step()
+""",
+        hooks=("steps", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    _first, before, after = _begun(ran)
+    assert before.data["modes"] == {"": "train", "ModuleDict:": "eval"}
+    assert after.data["modes"] == {"": "eval", "1": "train", "ModuleDict:": "eval"}
 
 
 def test_without_a_wrapper_the_backward_begins_the_step(rank: Any) -> None:

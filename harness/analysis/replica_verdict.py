@@ -13,6 +13,7 @@ from torchaos.harness.analysis.missing_data import why_unplaced, why_unseen
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Finding, Need, Outcome, inconclusive
 from torchaos.harness.record.history import Attempt, Execution, Executions, History
+from torchaos.harness.record.history.step_evidence import RECORD, START, STATE
 from torchaos.harness.record.record import Record, ranks_of
 from torchaos.harness.record.record import without_steps as without_those_of_steps
 from torchaos.harness.record.steps.execution import with_values
@@ -40,11 +41,19 @@ Parts = Mapping[int, tuple[Record, Sequence[Record]]]  # by number: of the run, 
 
 def ranks_alone(run: Record, twins: Sequence[Record]) -> Parts:
     """The ranks, each as a job of its own, if they have no common step after a restart, because they make different
-    numbers of steps. Empty if they have one."""
+    numbers of steps. Empty if they have one, or if a rank's own state or file does not show from which of its own steps
+    it went on."""
     if not (run.history.uneven and run.history.unplaced):
+        return {}
+    if not all(_is_shown(attempt) for own in run.of_ranks.values() for attempt in own.history.attempts):
         return {}
     theirs = [twin.of_ranks for twin in twins]
     return {rank: (own, [twin[rank] for twin in theirs if rank in twin]) for rank, own in run.of_ranks.items()}
+
+
+def _is_shown(attempt: Attempt) -> bool:
+    shown = [witness for witness in attempt.witnesses if witness.name in (STATE, RECORD, START) and witness.trust == 1]
+    return len(attempt.segments) == 1 and any(witness.fits == (attempt.base,) for witness in shown)
 
 
 def ask(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:

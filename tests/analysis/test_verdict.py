@@ -170,21 +170,27 @@ def test_nothing_is_failed_on_a_damaged_journal(trainer: Any) -> None:
         assert (result.verdict, "harness.jsonl:7" in result.reason) == (Verdict.INCONCLUSIVE, True)
 
 
-def test_a_fault_is_outlived_if_each_rank_with_steps_of_its_own_outlives_it(trainer: Any) -> None:
-    """One rank makes fewer steps than the other, as in local SGD, so that no step after the restart is that of both. If
-    that rank does not get past its own highest step, the job has not recovered."""
-    run = trainer(kills=[(18, 1)]).record()
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_fault_is_outlived_if_each_rank_with_steps_of_its_own_outlives_it(trainer: Any, goes_on: bool) -> None:
+    """One rank makes two steps while the other makes three, as in local SGD, so that no step after the restart is that
+    of both. If that rank does not get past its own highest step, nothing shows that the job has recovered."""
 
-    def without_steps(attempt: int, after: int) -> Record:
-        return replace(run, events=tuple(
-            e for e in run.events if e.kind is not Kind.STEP or (e.attempt, e.rank) != (attempt, 1) or e.step <= after
-        ))  # fmt: skip
+    def fewer(event: Event) -> Event | None:
+        if event.rank != 1 or event.step is None:
+            return event
+        step, counted = (n - n // 3 for n in (event.step, event.data.get("opt_step") or 0))
+        if event.kind is not Kind.STEP:
+            return replace(event, step=step)
+        left_out = event.step % 3 == 0 or (event.attempt == 1 and step > 2 and not goes_on)
+        return None if left_out else replace(event, step=step, data={**event.data, "opt_step": counted})
 
-    fewer = without_steps(0, 12)
-    assert fewer.history.unplaced == (1,)
-    result = judged(fewer)
-    assert result.verdict is Verdict.PASSED, result.reason
-    assert result.recoveries[0].parts["caught_up"] is not None
+    run = trainer(kills=[(18, 0)], named=True, state_seen=True).record()
+    run = replace(run, events=tuple(filter(None, map(fewer, run.events))))
+    assert run.history.unplaced == (1,)
+    result = judged(run, replace(KILL, target=Target((0,)), trigger=Moment(0, 18, Phase.BACKWARD)))
+    assert result.verdict is (Verdict.PASSED if goes_on else Verdict.INCONCLUSIVE), result.reason
+    assert ("rank 1" in result.reason) is not goes_on
+    assert (result.recoveries[0].parts["caught_up"] is not None) is goes_on
 
 
 def test_ranks_that_repeat_prove_nothing(trainer: Any) -> None:

@@ -91,7 +91,7 @@ def test_a_module_that_was_left_in_another_mode_is_a_cause(trainer: Any, modes: 
         )
     )
     reason = LossContinuity().judge(run, [twin]).reason
-    assert (f"modules are in another mode than before: {words}" in reason) if words else "mode" not in reason, reason
+    assert (f"modules are in another mode than before: {words}" in reason) if words else "modules" not in reason, reason
 
 
 @pytest.mark.parametrize(("edit", "told"), [({}, True), ({"buffers": {"mean": OTHER}}, False)], ids=["alone", "beside"])

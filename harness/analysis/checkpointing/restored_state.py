@@ -438,7 +438,8 @@ class _Words:
                 yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
                 continue
             if other.quantity == MODES:
-                yield rank, said("in eval" if _mode(mine[rank].modes, other.name) == "eval" else "in train")
+                in_eval = _mode(mine[rank].modes, other.name) == "eval"
+                yield rank, said("in eval" if in_eval else "in train")
                 continue
             entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
             holds = self._holds(other, rank, mine[rank], entry) if entry is not None else iter([said("missing")])

@@ -271,8 +271,8 @@ def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
     if found := _of_column(names.LOSSES, scene, read, _first_loss, only_first=True):
         parted = _unlike(scene, _fits(found), scene.start)
         against = Witness(names.PARTED, (), "the first loss is equal, and later ones are not", against=parted)
-        if scene.unseen:  # the first loss of all may be that of a warm-up
-            found = [witness for witness in found if witness.fits != (0,)]
+        if scene.unseen:  # the loss of the first state may be that of a warm-up
+            found = [witness for witness in found if 0 not in witness.fits]
         return [against] if parted else found
     own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
     unlike = _unlike(scene, _fits(samples) | _straight(scene), own.values())

@@ -253,7 +253,7 @@ def _of_log(scene: Scene) -> list[Witness]:
     base = ahead - offset
     near = tuple(candidate for candidate in (base - 1, base + 1) if candidate >= 0) if base else ()
     rests_on = f"its step numbers are {base} ahead of those of the attempt"
-    if near and scene.log_offset is None:  # it may count from 0
+    if scene.log_offset is None and (base or scene.unseen):  # it may count from 0, or may not count a warm-up
         near = (*near, *range(base + 2, base + 2 + scene.unseen * WARM))
         return [Witness(names.LOG, (base, *near), rests_on, trust=_NOT_COMPARED)]
     as_first = base == scene.after  # it may count the steps of each attempt

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD, is_whole
 from torchaos.harness.protocol.wire import Event, Kind
@@ -41,7 +42,7 @@ class State:
 
 def states(events: Iterable[Event]) -> Iterator[State]:
     """Yields the recorded states, in order of the events. The events leave out values that have not changed."""
-    told: dict[tuple[int | None, int | None], dict[str, StateSums]] = {}
+    told: dict[tuple[int | None, int | None], dict[str, Any]] = {}
     for event in events:
         if event.kind not in (Kind.KEPT, Kind.BEGUN):
             continue
@@ -58,7 +59,7 @@ def states(events: Iterable[Event]) -> Iterator[State]:
             data.get("inputs", {}),
             None if drawn is None else frozenset(drawn),
             frozenset(there.get("trained", there.get("parameters", ()))),
-            dict(there.get("modes", {})),
+            there.get("modes", {}),
         )
 
 

@@ -21,7 +21,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.running.engine.stages import Run, Stoppable, Watcher
 from torchaos.harness.running.engine.supervision import check_disk
-from torchaos.harness.running.launchers.factory import check_cluster
+from torchaos.harness.running.launchers.job_factory import check_cluster
 from torchaos.harness.running.twin import Twins, check_reached, last_step_in, made_of, too_late
 from torchaos.harness.running.twin_key import record_sources
 

@@ -17,7 +17,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Save
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.factory import _spec
+from torchaos.harness.running.launchers.job_factory import _spec
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario.loader import load
 from torchaos.harness.scenario.yaml_source import ScenarioError

@@ -16,8 +16,8 @@ from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.running.launchers.factory import job_for
 from torchaos.harness.running.launchers.job import BOOTSTRAP
+from torchaos.harness.running.launchers.job_factory import job_for
 
 SAY = "import json, os, sys; json.dump([sys.argv[1:], os.getcwd(), dict(os.environ)], open(sys.argv[1], 'w'))"
 

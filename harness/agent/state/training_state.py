@@ -16,8 +16,8 @@ from typing import Any
 from ...protocol.check_sums import SHARD, check_sum, is_whole, local, stacked
 from ...protocol.wire import Kind
 from ..agent import Agent
+from ..training.iteration import Shown
 from ..training.loss import is_capturing
-from ..training.tally import Shown
 
 _MOST_MOMENTS = 16  # per parameter
 SPIKE, MEMORY = 10.0, 20  # a note is written if the norm is more than SPIKE times the mean of the last MEMORY steps

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...protocol.wire import Kind
 from ..agent import Agent
-from .tally import Segment
+from .iteration import Segment
 
 
 class _Copy:

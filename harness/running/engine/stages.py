@@ -44,8 +44,8 @@ from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.engine.fault_lifecycle import JOIN_S, FaultContext, LocalFaults
 from torchaos.harness.running.engine.supervision import ConditionWatches, FaultStart, SelfCheck
 from torchaos.harness.running.fault_checks import Permits
-from torchaos.harness.running.launchers.factory import job_for, kind_of_job
 from torchaos.harness.running.launchers.fault_hosts import FaultHost
+from torchaos.harness.running.launchers.job_factory import job_for, kind_of_job
 
 PATIENCE_S = 2 * Moment.hold_s
 

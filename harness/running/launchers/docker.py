@@ -32,7 +32,7 @@ from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_I
 from torchaos.harness.record.environment import editable, job_python
 from torchaos.harness.rollback.container_handles import Containers, DockerImage, DockerNetwork
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers import holder, local
+from torchaos.harness.running.launchers import local, namespace_holder
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
 from torchaos.harness.scenario.values import Strict
 
@@ -143,10 +143,10 @@ class DockerNode:
         """The node's link. Raises ChaosError if the node has no running container."""
         if self._link is None or not self._link.namespace.alive():
             namespace = NetworkNamespace.of(self._first_pid())
-            name = holder.name(self.index)
+            name = namespace_holder.name(self.index)
             # The device may be another one after the engine has disconnected and reconnected the container.
             shown = json.loads(namespace.run(["ip", "-j", "-4", "addr", "show", "to", self.address]))
-            device = next((entry["ifname"] for entry in shown if entry.get("ifname")), holder.DEVICE)
+            device = next((entry["ifname"] for entry in shown if entry.get("ifname")), namespace_holder.DEVICE)
             names = str(self.folder / "hosts")
             self._link = Link(namespace, namespace, device, "", self.address, name, names, self.run_id)
         return self._link
@@ -280,10 +280,10 @@ class Docker(Launcher):
 
     def _node(self, index: int, spec: JobSpec, image: str, subnet: str) -> DockerNode:
         run_id, run_dir = spec.env[ENV_RUN_ID], spec.log.parent.parent
-        folder = run_dir / "net" / holder.name(index)
+        folder = run_dir / "net" / namespace_holder.name(index)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / "hosts").write_text(_hosts(spec.nodes, subnet))
-        env = elastic_env(index, spec, holder.name(0), holder.name(index))
+        env = elastic_env(index, spec, namespace_holder.name(0), namespace_holder.name(index))
         from_host = self.host_programs
         read_only = covering([*own_mounts(), *(host_mounts(spec.argv) if from_host else ())])
         writable = covering([run_dir, spec.cwd, *([spec.checkpoints] if spec.checkpoints else [])])
@@ -300,7 +300,8 @@ class Docker(Launcher):
             "env": None if from_host else sorted({*spec.own_env, *env, ENV_ATTEMPT_BASE}),
             "set": {ENV_NODE: str(index)}, "host": {"shm_size": 1 << 30, **_LIMITS},
             "create": {
-                "image": image, "name": f"{name_of(run_id)}-{holder.name(index)}", "hostname": holder.name(index),
+                "image": image, "name": f"{name_of(run_id)}-{namespace_holder.name(index)}",
+                "hostname": namespace_holder.name(index),
                 "labels": {RUN: run_id, NODE: str(index)}, "working_dir": str(spec.cwd),
                 "user": f"{os.geteuid()}:{os.getegid()}",
             },
@@ -337,7 +338,7 @@ def _address(subnet: str, node: int) -> str:
 
 
 def _hosts(nodes: int, subnet: str) -> str:
-    named = "".join(f"{_address(subnet, node)} {holder.name(node)}\n" for node in range(nodes))
+    named = "".join(f"{_address(subnet, node)} {namespace_holder.name(node)}\n" for node in range(nodes))
     return f"127.0.0.1 localhost\n{named}"
 
 

@@ -23,7 +23,7 @@ from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node
 from torchaos.harness.protocol.wire import ENV_REPLICA, ENV_RUN_ID
 from torchaos.harness.rollback.handles import JobProcesses
-from torchaos.harness.running.launchers import holder
+from torchaos.harness.running.launchers import namespace_holder
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
 
 # Runs an etcd server for a job whose nodes use etcd for their rendezvous. The server runs in the namespace of the
@@ -31,7 +31,7 @@ from torchaos.harness.running.launchers.torchrun_line import elastic_env
 # undo log. Torch needs etcd's v2 API.
 
 PROGRAM = "etcd"
-ADDRESS = f"{holder.SUBNET}.1"
+ADDRESS = f"{namespace_holder.SUBNET}.1"
 ENDPOINT = f"{ADDRESS}:2379"
 START_S = 30.0
 _BACKENDS = ("etcd-v2", "etcd")
@@ -211,7 +211,7 @@ class Netns(Launcher):
         return [
             NetnsNode(
                 index, link, spec.cwd,
-                {**elastic_env(index, spec, self._links[0].name, link.name, holder.DEVICE), **meeting},
+                {**elastic_env(index, spec, self._links[0].name, link.name, namespace_holder.DEVICE), **meeting},
             )
             for index, link in enumerate(self._links)
         ]  # fmt: skip
@@ -227,7 +227,7 @@ def make_links(folder: Path, nodes: int, run_id: str, local: Path | None = None)
     """Makes the namespaces and the links. `local`: a path at which each node gets a folder of its own, in memory.
     Raises ChaosError if namespaces can't be made."""
     user = "same-user" if os.geteuid() == 0 else "own-user"
-    argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user]
+    argv = [sys.executable, "-S", "-E", namespace_holder.__file__, str(folder), str(nodes), user]
     argv += [str(local)] if local else []
     environ = {**os.environ, ENV_RUN_ID: keepers(run_id)}
     process = subprocess.Popen(
@@ -242,8 +242,9 @@ def make_links(folder: Path, nodes: int, run_id: str, local: Path | None = None)
     switch = NetworkNamespace.of(answer["switch"])
     return [
         Link(
-            NetworkNamespace.of(pid), switch, holder.DEVICE, holder.port(node), holder.address(node), holder.name(node),
-            str(folder / holder.name(node) / "hosts"), run_id,
+            NetworkNamespace.of(pid), switch, namespace_holder.DEVICE, namespace_holder.port(node),
+            namespace_holder.address(node), namespace_holder.name(node),
+            str(folder / namespace_holder.name(node) / "hosts"), run_id,
         )
         for node, pid in enumerate(answer["nodes"])
     ]  # fmt: skip

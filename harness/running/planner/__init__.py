@@ -26,7 +26,7 @@ from torchaos.harness.record.plan import Plan, PlannedFault, PlannedJob, stream
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.fault_checks import beyond, needs_of, needs_of_controller
-from torchaos.harness.running.launchers.factory import kind_of_job
+from torchaos.harness.running.launchers.job_factory import kind_of_job
 from torchaos.harness.running.launchers.torchrun_line import keeps_one_store, restarts_of
 from torchaos.harness.running.planner.fault_plans import (
     OWN_STORE,

@@ -1,6 +1,6 @@
 """Makes the network namespaces of a run and keeps them alive.
 
-    python holder.py FOLDER NODES own-user|same-user [LOCAL]
+    python namespace_holder.py FOLDER NODES own-user|same-user [LOCAL]
 
 It starts one process for each node and one for the switch between them, each in its own network, mount and UTS
 namespace. A namespace lives as long as a process is in it. So when these processes have ended, nothing is left to undo,

@@ -48,7 +48,9 @@ def ranks_alone(run: Record, twins: Sequence[Record]) -> Parts:
     if not all(_is_shown(attempt) for own in run.of_ranks.values() for attempt in own.history.attempts):
         return {}
     theirs = [twin.of_ranks for twin in twins]
-    return {rank: (own, [twin[rank] for twin in theirs if rank in twin]) for rank, own in run.of_ranks.items()}
+    if any(twin.keys() != run.of_ranks.keys() for twin in theirs):
+        return {}
+    return {rank: (own, [twin[rank] for twin in theirs]) for rank, own in run.of_ranks.items()}
 
 
 def _is_shown(attempt: Attempt) -> bool:

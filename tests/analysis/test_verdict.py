@@ -14,6 +14,7 @@ from rich.console import Console
 
 from torchaos.harness.analysis.felt_evidence import died, stood_still
 from torchaos.harness.analysis.recovery_times import recoveries
+from torchaos.harness.analysis.replica_verdict import ranks_alone
 from torchaos.harness.analysis.verdict import judge, verdict_of
 from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.protocol.agent_plan import Moment
@@ -633,3 +634,13 @@ def test_a_run_whose_twin_alone_was_ended_early_is_whole(trainer: Any) -> None:
     late = at(run.events[-1], Kind.STOPPED, {"reason": "Ctrl-C (SIGINT) ended it", "interrupted": True})
     result = judged(plus(run, late), asserts=("completed",), twins=[trainer().record()])
     assert {case.name: case.verdict for case in result.cases}["completed"] is Verdict.FAILED
+
+
+def test_ranks_alone_need_a_twin_of_each(trainer: Any) -> None:
+    """A rank that the twin does not have would be compared with nothing."""
+    run = trainer(kills=[(18, 1)]).record()
+    fewer = replace(run, events=tuple(
+        e for e in run.events if e.kind is not Kind.STEP or (e.attempt, e.rank) != (0, 1) or e.step <= 12
+    ))  # fmt: skip
+    assert set(ranks_alone(fewer, [trainer().record()])) == {0, 1}
+    assert ranks_alone(fewer, [trainer(world=1).record()]) == {}

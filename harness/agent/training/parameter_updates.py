@@ -28,11 +28,12 @@ class UpdateDetector:
         self._marks: dict[int, int] = {}  # the counts of changes at the first backward since the last update
         self._values: list[str] = []  # check sums at that time
         self._counted = False  # a count has shown a change
-        self._searches = 0
+        self._searches = self._widened = 0
         self._handled = (0, 0)
 
     def parameters(self) -> list[Any]:
-        """The tensors that losses depend on, in the order of the graph, without those whose memory FSDP2 has freed."""
+        """The tensors that losses depend on, with all parameters of their modules, without those whose memory FSDP2 has
+        freed."""
         return [each for each in self._alive() if self._has_memory(local(each))]
 
     def _has_memory(self, tensor: Any) -> bool:
@@ -46,18 +47,34 @@ class UpdateDetector:
         self._agent.backwards += 1
         if self._agent.made:
             return
-        for leaf in _leaves(roots):
-            if self._leaves.get(id(leaf), _nothing)() is not leaf:
-                self._leaves[id(leaf)] = weakref.ref(leaf)
+        new = [leaf for leaf in _leaves(roots) if self._leaves.get(id(leaf), _nothing)() is not leaf]
+        self._leaves.update((id(leaf), weakref.ref(leaf)) for leaf in new)
+        if new and self._widened < _SEARCHES:
+            self._widened += 1
+            self._widen()
         self._mark()
+
+    def _widen(self) -> None:
+        """Adds the other parameters of the outermost modules that losses reach. A step may leave some of them out, such
+        as layers that are dropped at random, or experts that get no token; the next step trains them."""
+        modules = self._modules()
+        inner = {id(child) for each in modules for child in each._modules.values()}
+        for module in (each for each in modules if id(each) not in inner):
+            own = [each for each in module.parameters() if each.requires_grad]
+            if any(self._leaves.get(id(each), _nothing)() is each for each in own):
+                self._leaves.update((id(each), weakref.ref(each)) for each in own)
+
+    def _modules(self) -> list[Any]:
+        module = self._torch.nn.Module
+        return [one for one in gc.get_objects() if issubclass(type(one), module) and "_modules" in vars(one)]
 
     def backward_ends(self) -> None:
         """Looks for the parameters in all modules if the gradients are not in the tensors that the loss depends on:
         FSDP2 uses such tensors during the forward only."""
         if self._searches < _SEARCHES and not any(each.grad is not None for each in self.parameters()):
             self._searches += 1
-            module, found = self._torch.nn.Module, dict[int, Any]()
-            for each in [one for one in gc.get_objects() if issubclass(type(one), module) and "_modules" in vars(one)]:
+            found = dict[int, Any]()
+            for each in self._modules():
                 found.update((id(own), own) for own in each.parameters() if own.grad is not None)
             if found:
                 self._leaves, self._marks = {key: weakref.ref(own) for key, own in found.items()}, {}

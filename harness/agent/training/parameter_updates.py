@@ -55,14 +55,21 @@ class UpdateDetector:
         self._mark()
 
     def _widen(self) -> None:
-        """Adds the other parameters of the outermost modules that losses reach. A step may leave some of them out, such
-        as layers that are dropped at random, or experts that get no token; the next step trains them."""
-        modules = self._modules()
+        """Adds the other parameters of the outermost modules that losses reach, each module's in its own order. A step
+        may leave some out, such as layers that are dropped at random, or experts without a token; the next trains
+        them."""
+        modules, places = self._modules(), {key: place for place, key in enumerate(self._leaves)}
         inner = {id(child) for each in modules for child in each._modules.values()}
+        reached = list[tuple[int, list[Any]]]()
         for module in (each for each in modules if id(each) not in inner):
             own = [each for each in module.parameters() if each.requires_grad]
-            if any(self._leaves.get(id(each), _nothing)() is each for each in own):
-                self._leaves.update((id(each), weakref.ref(each)) for each in own)
+            of_losses = [id(each) for each in own if self._leaves.get(id(each), _nothing)() is each]
+            if of_losses:
+                reached.append((min(places[key] for key in of_losses), own))
+        ordered = {
+            id(each): weakref.ref(each) for _first, own in sorted(reached, key=lambda one: one[0]) for each in own
+        }
+        self._leaves = {**ordered, **{key: ref for key, ref in self._leaves.items() if key not in ordered}}
 
     def _modules(self) -> list[Any]:
         module = self._torch.nn.Module

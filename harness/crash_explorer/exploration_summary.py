@@ -209,7 +209,7 @@ def cases_of(found: ExplorationSummary) -> list[Case]:
         why = f": {found.unfinished}" if found.unfinished else ""
         return [Case("exploration", "assertion", Verdict.INCONCLUSIVE, f"none of {wanted} states was tried{why}")]
     counts = Counter(outcome.kind for outcome in found.outcomes)
-    right = f"{counts[OutcomeClass.RIGHT]} of {counted(len(found.outcomes), 'state', 'was/were')} resumed rightly"
+    right = f"{counts[OutcomeClass.RIGHT]} of {counted(len(found.outcomes), 'state', 'was/were')} resumed correctly"
     cases = []
     for kind in OutcomeClass:
         own = found.of(kind)
@@ -257,7 +257,7 @@ def result_of(
     code = ExitCode.ROLLBACK if left else found.exit_code
     telling = [one for one in cases if one.verdict is found.exit_code.verdict and one.measured.get("states", 1)]
     bad = next(iter(telling), cases[-1])
-    reason = f"all {counted(len(found.outcomes), 'state', 'was/were')} resumed rightly"
+    reason = f"all {counted(len(found.outcomes), 'state', 'was/were')} resumed correctly"
     if left or bad.verdict is not Verdict.PASSED:
         others = [one for one in cases if one is not bad and one.measured.get("unconfirmed")]
         also = ", ".join(f"{one.name} ({one.measured['states']})" for one in others)

@@ -30,7 +30,11 @@ class OutcomeClass(str, Enum):
     HANGS = "hangs"
     LOST_WORK = "lost work"  # it continued from an older checkpoint than necessary
     UNCLEAR = "can't be told"
-    RIGHT = "resumed rightly"
+    RIGHT = "resumed correctly"
+
+    @classmethod
+    def _missing_(cls, value: object) -> OutcomeClass | None:
+        return cls.RIGHT if value == "resumed rightly" else None  # in explorations of earlier versions
 
     @property
     def exit_code(self) -> ExitCode:

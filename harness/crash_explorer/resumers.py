@@ -104,7 +104,7 @@ _TRIES = 3  # states that are resumed cold at most, until one succeeds with whic
 
 class WarmResumes:
     """Makes warm resumes, one after the other. A call with a state returns its resume: a cold one, until a state was
-    resumed rightly and then, to compare, also warm. Returns None if ranks can't be forked, or if the two differed.
+    resumed correctly and then, to compare, also warm. Returns None if ranks can't be forked, or if the two differed.
     `stop` may be called from a signal handler."""
 
     def __init__(
@@ -186,7 +186,7 @@ class WarmResumes:
             return None
         if cold.outcome.kind is not OutcomeClass.RIGHT:  # tries again with another state
             self._tries += 1
-            why = f"none of the first {self._tries} states was resumed rightly, so there was nothing to compare with"
+            why = f"none of the first {self._tries} states was resumed correctly, so there was nothing to compare with"
             self._off = why if self._tries == _TRIES else ""
             return cold
         self._checked, shown = True, ResumeTrace.of(cold.record)

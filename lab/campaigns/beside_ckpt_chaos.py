@@ -28,7 +28,7 @@ RANKS = 2
 ASSERTS = ["checkpoint_integrity", "loss_continuity", "sample_accounting", "state_restored", "no_lost_work"]
 MEANS = {
     "won't start": "HARD_FAIL", "hangs": "HARD_FAIL", "silently wrong": "SILENT_DIVERGENCE", "lost work": "LOST_WORK",
-    "resumed rightly": "PASS",
+    "resumed correctly": "PASS",
 }  # fmt: skip
 
 HF = """

@@ -130,15 +130,14 @@ def on_page(page: Path) -> list[Bite]:
 
 
 def summary(done: Sequence[Bite]) -> str:
-    lines = []
-    for words, group in (
-        ("as they are", [bite for bite in done if not bite.tooth]),
-        ("with a defect", [bite for bite in done if bite.tooth]),
+    lines, table = [], teeth.table()
+    for words, of_group, every in (
+        ("as they are", False, len(table)),
+        ("with a defect", True, sum(map(len, table.values()))),
     ):
-        ran = [bite for bite in group if bite.verdict != "refused"]
-        right = sum(bite.right for bite in ran)
-        lines.append(f"{words}: {right} of {len(ran)} right; {len(group) - len(ran)} can't be run on this machine")
-    table = teeth.table()
+        ran = {(b.scenario, b.tooth): b for b in done if bool(b.tooth) is of_group and b.verdict != "refused"}
+        right = sum(bite.right for bite in ran.values())
+        lines.append(f"{words}: {right} of {len(ran)} right; {max(0, every - len(ran))} have no verdict")
     own = {(name, tooth.name) for name, several in table.items() for tooth in several if tooth.of_its_own_fault}
     bites = {bite.scenario for bite in done if bite.right and (bite.scenario, bite.tooth) in own}
     passed = {bite.scenario for bite in done if bite.right and not bite.tooth}

@@ -83,7 +83,7 @@ def test_the_parameters_of_its_step_pass(trainer: Any) -> None:
     """Under whatever name a file nests them, and with what wrappers add."""
     for prefix in ("model.pt:model.", "", "x/y.safetensors:", "module.", "a.pt:state._orig_mod."):
         finding = _judge(trainer, _checkpoints(_file(_sums(30), prefix), prefix=prefix))
-        assert (finding.outcome, finding.measured["own"]) == (Outcome.PASSED, 6), finding.reason
+        assert (finding.outcome, finding.measured["with_own_parameters"]) == (Outcome.PASSED, 6), finding.reason
 
 
 def test_those_of_another_step_are_failed(trainer: Any) -> None:
@@ -140,15 +140,15 @@ def test_a_part_that_is_there_twice_is_failed(trainer: Any) -> None:
         return _one(f"step-{step}", step, sums, dict.fromkeys(sums, "float32 2x4"))
 
     usual = [parts(step, 0, 1) for step in STEPS[:-1]]
-    assert _judge(trainer, [*usual, parts(30, 0, 1)], parts=True).measured["own"] == 6
+    assert _judge(trainer, [*usual, parts(30, 0, 1)], parts=True).measured["with_own_parameters"] == 6
     finding = _judge(trainer, [*usual, parts(30, 0, 0)], parts=True)
     assert (finding.outcome, "another rank's part twice, and not that of rank 1" in finding.reason) == (
         Outcome.FAILED, True,
     )  # fmt: skip
     whole = _judge(trainer, _checkpoints(_file(_sums(30))), parts=True)
-    assert (whole.outcome, whole.measured["own"]) == (Outcome.PASSED, 6)
+    assert (whole.outcome, whole.measured["with_own_parameters"]) == (Outcome.PASSED, 6)
     copied = _judge(trainer, _checkpoints(_file(_sums(30))), copies=True)  # a mesh of fewer dimensions than the job's
-    assert (copied.outcome, copied.measured["own"]) == (Outcome.PASSED, 6), copied.reason
+    assert (copied.outcome, copied.measured["with_own_parameters"]) == (Outcome.PASSED, 6), copied.reason
     stale = _judge(trainer, _checkpoints(_file(_sums(20))), parts=True)
     assert (stale.outcome, "of step 20" in stale.reason) == (Outcome.FAILED, True)
 

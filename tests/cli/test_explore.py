@@ -90,3 +90,30 @@ def test_a_second_death_needs_a_state_of_an_exploration(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing was explored in it yet"):
         cli.main(["explore", file, "--after", "process-death-1", "--resume", str(tmp_path)], standalone_mode=False)
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.usefixtures("there")
+def test_progress_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it tells on the way goes to the error output, as that of a run does; results alone go to the other."""
+
+    class Told:
+        left = ()
+
+        def __init__(self, _plan: Any, _home: Any, _limits: Any, _again: Any, tell: Any, *_others: Any) -> None:
+            self.tell = tell
+
+        def __call__(self) -> None:
+            self.tell("recording the job")
+
+        def stop(self, reason: str) -> None:
+            """As of an exploration."""
+
+    monkeypatch.setattr("torchaos.harness.cli.explore.Exploration", Told)
+    with pytest.raises(SystemExit):
+        cli.main(["explore", _scenario(tmp_path), "--out", str(tmp_path / "out")], standalone_mode=False)
+    said = capsys.readouterr()
+    assert "recording the job" in said.err
+    assert "recording the job" not in said.out
+    assert said.out.startswith("Nothing was explored")

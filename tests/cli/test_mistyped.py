@@ -33,6 +33,9 @@ CASES = {
     "plan kill.yaml --set faults.7.target.rank=1": "the scenario has no place for it",
     "plan kill.yaml --set faults.0.when.step=-3": "step is at least 1, not -3",
     "plan kill.yaml --set seed=-1": "seed is at least 0, not -1",
+    "plan kill.yaml --set faults.0.inject=acme.melt": "list injectors` shows, or install the plug-in that has it for /",
+    "plan kill.yaml --set assert.0=acme_quiet": "list assertions` shows, or install the plug-in that has it for /",
+    "validate kill.yaml --set launcher=slurm --set job.command=srun": "launcher: slurm itself starts the command",
     "report RUN --ranks 9": "--ranks: there is no rank 9; the job has 2, counted from 0",
     "report RUN --ranks 3-1": "'3-1' has a range without ranks",
 }  # fmt: skip

@@ -188,7 +188,7 @@ def test_failures_of_forked_ranks_are_started_cold_after_all_states(
     second, cold = explore(warm=True)
     assert (forked, cold) == (everything, [everything[3], everything[2]])
     assert [outcome.kind for outcome in second.outcomes] == [OutcomeClass.RIGHT] * len(everything)
-    assert "forked ranks gave 'silently wrong' (in 4), and a cold start 'resumed rightly'" in second.notes[-2]
+    assert "forked ranks gave 'silently wrong' (in 4), and a cold start 'resumed correctly'" in second.notes[-2]
 
 
 def test_one_state_of_each_class_is_confirmed_before_the_time_is_over(

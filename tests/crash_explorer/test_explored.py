@@ -41,7 +41,7 @@ def _result(found: ExplorationSummary, *left: str) -> Result:
 
 
 def test_all_right(tmp_path: Path) -> None:
-    """Only if each state was resumed rightly, and all were tried, is the exit code 0."""
+    """Only if each state was resumed correctly, and all were tried, is the exit code 0."""
     found = explored(tmp_path)
     assert _result(found).exit_code is ExitCode.PASSED
     assert {case.verdict for case in cases_of(found)} == {Verdict.PASSED}
@@ -237,7 +237,7 @@ def test_json_has_times_since_the_beginning(tmp_path: Path) -> None:
     found = explored(tmp_path, at_3=OutcomeClass.HANGS)
     found = replace(found, recording=replace(found.recording, began_s=100.0, ended_s=200.0))
     raw = json.loads(json.dumps(files.to_json(found, _result(found)), allow_nan=False))
-    assert raw["classes"] == {"hangs": 1, "resumed rightly": len(found.outcomes) - 1}
+    assert raw["classes"] == {"hangs": 1, "resumed correctly": len(found.outcomes) - 1}
     assert raw["fatal_share"] == found.fatal_share
     own = next(one for one in raw["outcomes"] if one["kind"] == "hangs")
     assert own["moments"][0][0] == found.of(OutcomeClass.HANGS)[0].moments[0][0] - 100.0

@@ -76,13 +76,13 @@ def _explore(
 
 
 def test_the_reference_job_survives_each_death(tmp_path: Path) -> None:
-    """All states that the death of all processes can leave are resumed rightly, by forked ranks that were checked
+    """All states that the death of all processes can leave are resumed correctly, by forked ranks that were checked
     against a cold start; the states of a loss of power too."""
     code, found, said = _explore(
         tmp_path, "{jobs}/gpt_ddp.py", "--states", "16", "--model", "process-death", "--model", "power-loss-strict"
     )
     assert code == 0, said
-    assert found["classes"] == {"resumed rightly": 16}, said
+    assert found["classes"] == {"resumed correctly": 16}, said
     assert not found["fatal_share"]  # None: no state of a death of all processes was drawn
     assert found["started"].startswith("by forking ranks"), said
     assert sum(one["warm"] for one in found["outcomes"]) == 15  # the first was resumed both ways
@@ -118,13 +118,13 @@ def test_a_second_death(tmp_path: Path) -> None:
     asserts = ["loss_continuity", "sample_accounting", "no_lost_work"]
     words = "--steps 8 --save-every 3 --dir {run}/checkpoints"
     code, found, said = _explore(tmp_path, str(PLAIN), words=words, asserts=asserts)
-    assert (code, found["classes"]) == (0, {"resumed rightly": found["states"]}), said
+    assert (code, found["classes"]) == (0, {"resumed correctly": found["states"]}), said
     first = found["result"]["run_dir"]
     after = next(one["state"] for one in found["outcomes"] if one["from_step"] == 3)
     again = ["--resume", first, "--after", after]
     code, found, said = _explore(tmp_path, str(PLAIN), *again, words=words, asserts=asserts)
     assert Path(found["result"]["run_dir"]) == Path(first, "again", after)
-    assert (code, found["classes"]) == (0, {"resumed rightly": found["states"]}), said
+    assert (code, found["classes"]) == (0, {"resumed correctly": found["states"]}), said
     assert {one["from_step"] for one in found["outcomes"]} >= {3, 6}
 
 
@@ -140,6 +140,6 @@ def test_checkpoints_in_an_object_store(tmp_path: Path, name_first: bool) -> Non
     operations = {one["last_operation"].split(": ", 1)[-1].partition(" (")[0] for one in found["outcomes"]}
     assert operations <= {"", *(f"put step-{step}/rank-{rank}.pt" for step in (3, 6) for rank in (0, 1)), "put newest"}
     # Without a name: 9 states. The name comes first in 2 saves, and then 3 states lack a part of either rank, or both.
-    expected = {"resumed rightly": 5, "won't start": 6} if name_first else {"resumed rightly": 9}
+    expected = {"resumed correctly": 5, "won't start": 6} if name_first else {"resumed correctly": 9}
     assert found["classes"] == expected, said
     assert "by forking ranks" in said

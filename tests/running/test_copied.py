@@ -45,6 +45,8 @@ def test_a_line_that_can_not_work(launcher: str, nodes: int, line: str, said: st
         ("slurm", f"srun --container-image=a.sqsh {OWN} train.py", "a container of srun --container-image"),
         ("local", f"{OWN} train.py --data $SCRATCH/data", "the job gets the text $SCRATCH; write the value"),
         ("local", f"{OWN} train.py --run=${{USER}}", "the job gets the text ${USER}"),
+        ("local", f"{OWN} --nnodes 2 --node_rank 0 --master_addr h0 train.py",
+         "waits for 2 nodes (--nnodes), and launcher: local starts one"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_probably_not_meant(launcher: str, line: str, said: str) -> None:
@@ -60,6 +62,7 @@ def test_a_line_that_is_probably_not_meant(launcher: str, line: str, said: str) 
         ("netns", 3, f"{OWN} --nnodes 2:3 --rdzv-endpoint={{endpoint.rendezvous}} train.py"),
         ("netns", 2, f"{OWN} --rdzv-backend etcd-v2 --rdzv-endpoint localhost:2379 train.py"),
         ("local", 1, f"{OWN} --standalone train.py --pattern 'a$' --price 5$"),
+        ("local", 1, f"{OWN} --nnodes 1:4 train.py"),
         ("local", 1, "bash -c 'torchrun --nproc-per-node $GPUS train.py'"),
         ("local", 1, f"{OWN} --rdzv-endpoint localhost:0 -m trainer --mount /a:/b"),
     ],

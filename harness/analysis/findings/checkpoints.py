@@ -86,7 +86,7 @@ class Checkpoints:
 
     def match_twin(self, tolerance: float | None = None, ignore: Sequence[str] = ()) -> Finding:
         """Whether the newest is of the twin's step, and the contents equal the twin's at the same step."""
-        own = {"own": self._held.right} if self._held.right else {}
+        own = {"with_own_parameters": self._held.right} if self._held.right else {}
         if not self._theirs:
             torn = sum(not checkpoint.good for checkpoint in self._ours)
             return passed(f"{self._well}; {_BLIND}", checkpoints=len(self._ours), torn=torn, **own)

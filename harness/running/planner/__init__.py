@@ -50,6 +50,7 @@ from torchaos.harness.running.planner.job_plan import (
     planned_job,
     warnings_in,
     written_size,
+    wrong_line,
 )
 from torchaos.harness.running.twin import check_reached, kept_twin_of, too_late, unreached
 from torchaos.harness.scenario.grammar import Job, Scenario
@@ -176,13 +177,15 @@ _SIZE: tuple[Keys, ...] = (
 
 
 def check_script(job: Job, launcher: str, file: Path, tell: Tell) -> None:
-    """Reports a script that does not exist. `file`: the file with the job."""
+    """Reports a script that does not exist, and a command that can't start the job. `file`: the file with the job."""
     try:
-        missing = missing_script(job, launcher, file)
+        missing, wrong = missing_script(job, launcher, file), wrong_line(job, launcher, file)
     except (UsageError, ValueError):  # the command can't be read, which the loader reports
         return
     if missing:
         tell(_COMMAND, missing, False, [("job", "cwd")])
+    if wrong:
+        tell(_COMMAND, wrong, False, [("launcher",), ("job", "nodes")])
 
 
 def check_targets(scenario: Scenario, file: Path, tell: Tell) -> None:

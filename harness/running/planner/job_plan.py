@@ -119,6 +119,12 @@ def warnings_in(command: Sequence[str], launcher: str) -> Iterator[str]:
         ):
             instead = "write the value, or [bash, -c, '...']"
             yield f"no shell reads the command, so the job gets the text {found[1]}; {instead}"
+    asked = world_of(command, {})[1] if "nnodes" in options else None
+    if not sets and asked and asked > 1:
+        yield (
+            f"torchrun waits for {asked} nodes (--nnodes), and launcher: {launcher} starts one; leave --nnodes out, "
+            "start the others yourself, or write launcher: netns, ssh, slurm or kubernetes"
+        )
     if not sets or options.get("rdzv-backend", "c10d") not in ("c10d", "static"):
         return
     given = [f"--{name}" for name in _OF_A_NODE if name in options and "{" not in options[name]]
@@ -234,6 +240,16 @@ def missing_script(job: Job, launcher: str, file: Path) -> str:
         return f"{os.path.normpath(cwd)}: there is no such folder; correct job.cwd"
     is_missing = script and "{" not in script and not (cwd / script).is_file()
     return f"{cwd / str(script)}: there is no such file; correct job.command or job.cwd" if is_missing else ""
+
+
+def wrong_line(job: Job, launcher: str, file: Path) -> str:
+    """Why the command can't start the job, as far as its text shows it. Empty if nothing is wrong."""
+    here = file.parent.absolute()
+    command, _cwd = _line(job, here, placeholders(here))
+    found = _launcher_if_known(job, launcher, file)
+    if not command or found.attached or launcher not in registry.names("launchers"):
+        return ""
+    return next(errors_in(command, {}, launcher, _ranks(job, found, command, {})[1]), "")
 
 
 def check_script(job: Job, launcher: str, file: Path) -> None:

@@ -16,6 +16,7 @@ from torchaos.harness.cli import cli, main
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record import environment
 from torchaos.harness.running import planner
+from torchaos.harness.running.capabilities import Finding
 from torchaos.harness.running.planner import job_plan
 from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine
 from torchaos.harness.scenario.loader import load
@@ -359,3 +360,23 @@ def test_an_error_in_a_value_has_its_place(tmp_path: Path, old: str, new: str, s
     """Also one that only the planner sees, because it depends on this machine."""
     with pytest.raises(UsageError, match=f"kill.yaml:{said}"):
         planned(tmp_path, GOOD.replace(old, new))
+
+
+def test_a_machine_that_lacks_the_launcher_is_no_reason_to_be_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is probably not meant in the command is told beside what the machine lacks: it holds where the job runs."""
+    monkeypatch.setattr(
+        planner.capabilities, "check", lambda name: Finding(name, name != "slurm", "no sbatch", "install it")
+    )
+    text = GOOD.replace("job:\n", "launcher: slurm\njob:\n  nodes: 2\n").replace(
+        "2 --max", "2 --nnodes 2 --node_rank 0 --max"
+    )
+    (tmp_path / "train.py").touch()
+    (tmp_path / "kill.yaml").write_text(text)
+    with pytest.raises(UsageError) as told:
+        cli.main(["plan", str(tmp_path / "kill.yaml")], standalone_mode=False)
+    lacks, doubt = str(told.value).splitlines()
+    assert "this machine lacks slurm (no sbatch); install it" in lacks
+    assert doubt.startswith(f"{tmp_path / 'kill.yaml'}:5:")
+    assert "every node gets the same --node-rank" in doubt

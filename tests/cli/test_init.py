@@ -39,6 +39,15 @@ def init(*words: str) -> str:
     return CliRunner().invoke(cli, ["init", "--no-look", *words], catch_exceptions=False).stdout
 
 
+def test_the_file_names_no_file_that_is_not_there(project: Path) -> None:
+    """Such as a schema for editors, which nobody has written."""
+    init("--", "torchrun", "--nproc-per-node", "2", "train.py")
+    text = (project / "kill-rank.yaml").read_text()
+    assert "schema" not in text
+    named = [word.strip(",;") for word in text.split() if word.endswith((".json", ".yaml", ".py"))]
+    assert all((project / name).exists() for name in named), named
+
+
 @pytest.mark.parametrize(
     ("words", "step", "says"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -151,7 +152,7 @@ def test_the_short_story_of_a_recorded_run(name: str) -> None:
     assert recorded(name).title.rpartition(" ")[2].upper() in lines[1]
     turns = [one for one in recorded(name).happened if isinstance(one, Turn)]
     assert sum(f"{one.at_s:9.2f} {one.text[:40]}" in text for one in turns for text in lines) >= min(3, len(turns))
-    assert lines[-2].startswith(f" More torchaos explain -v {RUNS / name}")
+    assert lines[-2].startswith(f" More torchaos explain -v {shlex.quote(str(RUNS / name))}")
     assert len("\n".join(short_of(RUNS / name, 60))) < 3000
 
 

@@ -282,9 +282,8 @@ def _world(job: Job, per_node: int | None, nodes: int, file: Path) -> int:
         problem = "how many ranks the job has can't be read from job.command"
         raise UsageError(f"{at_the_command(file)}: {problem}; write job.world_size")
     if max(world, nodes) > _MOST:
-        raise UsageError(
-            f"{at_the_command(file)}: a job of {world} ranks on {nodes} nodes can't be planned; the most is {_MOST}"
-        )
+        size = f"{counted(world, 'rank')} on {counted(nodes, 'node')}"
+        raise UsageError(f"{at_the_command(file)}: a job of {size} can't be planned; the most is {_MOST}")
     return world
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from torchaos.harness.cli import cli, main
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record import environment
-from torchaos.harness.running import planner
+from torchaos.harness.running import capabilities, planner
 from torchaos.harness.running.capabilities import Finding
 from torchaos.harness.running.planner import job_plan
 from torchaos.harness.running.planner.fault_plans import OWN_STORE, Machine
@@ -366,9 +366,7 @@ def test_a_machine_that_lacks_the_launcher_is_no_reason_to_be_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is probably not meant in the command is told beside what the machine lacks: it holds where the job runs."""
-    monkeypatch.setattr(
-        planner.capabilities, "check", lambda name: Finding(name, name != "slurm", "no sbatch", "install it")
-    )
+    monkeypatch.setattr(capabilities, "check", lambda name: Finding(name, name != "slurm", "no sbatch", "install it"))
     text = GOOD.replace("job:\n", "launcher: slurm\njob:\n  nodes: 2\n").replace(
         "2 --max", "2 --nnodes 2 --node_rank 0 --max"
     )

@@ -62,6 +62,14 @@ def test_state_that_was_not_put_back_in_the_process_is_found(trainer: Any) -> No
     assert "iterations were skipped" not in loss.reason
 
 
+def test_samples_that_were_not_put_back_are_told_with_the_step(trainer: Any) -> None:
+    """The job went back in the process, and not after a restart."""
+    run, twin = _broken_off(trainer, frozenset({"sampler"}))
+    reason = SampleAccounting().judge(run, [twin]).reason
+    assert "after the job went back to step 15" in reason, reason
+    assert "without any restart" not in reason
+
+
 def test_ranks_that_never_keep_step_are_left_alone(trainer: Any) -> None:
     """Without a fault on the rank that lacks a step, no step was broken off: it makes fewer of its own accord."""
     run, _twin = _broken_off(trainer)

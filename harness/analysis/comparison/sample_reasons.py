@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
+from torchaos.harness.analysis.checkpointing.resumed_from import resumed_in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.sample_counts import (
     Read,
@@ -215,10 +216,10 @@ def story(
     """The most likely explanation of the first step whose samples differ from those of `other`. `skipped`: the samples
     that were not consumed later either; None if that is not known."""
     got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
-    attempt = history.attempt(next(iter(ours[step].values())).attempt)
-    base = attempt.base if attempt and attempt.number else None
-    resumed = f"after the resume from step {base}" if base is not None else "without any restart before it"
-    mixed = mixed_state(history, attempt.segments[0]) if attempt and attempt.segments else ""
+    one = next(iter(ours[step].values()))
+    part = next((part for part in history.segments if (part.number, part.after) == (one.attempt, one.segment)), None)
+    base = part.base if part and (part.number or part.after) else None
+    resumed, mixed = resumed_in_words(history, one), mixed_state(history, part) if part else ""
     if base is not None and step == base + 1 and _is_rest(ours, theirs, step):
         return said("rest", step=step, ours=got.total(), theirs=due.total(), other=other)
     if got.total() != due.total():

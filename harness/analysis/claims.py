@@ -23,7 +23,7 @@ CLAIMS: Mapping[str, Claim] = {
         "the check sums of the parameters on each rank, after that step and before",
     ),
     "accumulation": Claim(
-        "gradient accumulation: the first step had {ours:g} backwards and {theirs:g} in the twin, as if the checkpoint "
+        "gradient accumulation: the first step had {ours} and {theirs:g} in the twin, as if the checkpoint "
         "was written in the middle of an accumulation, without its gradients",
         "the losses of each backward of the step",
     ),

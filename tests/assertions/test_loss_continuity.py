@@ -351,7 +351,7 @@ def test_a_cut_accumulation_is_told(trainer: Any) -> None:
     run = twice(trainer(kills=KILL).record(), lambda e: (e.attempt, e.step) == (1, 1))
     run = _scale_loss(run, lambda e: e.attempt == 1 and e.step > 1, 1.01)
     twin = twice(trainer().record(), lambda e: False)
-    assert "the first step had 1 backwards and 2 in the twin" in LossContinuity().judge(run, [twin]).reason
+    assert "the first step had 1 backward and 2 in the twin" in LossContinuity().judge(run, [twin]).reason
     others = trainer(kills=KILL, broken=frozenset({"sampler"})).record()
     others = twice(others, lambda e: (e.attempt, e.step) == (1, 1))
     reason = LossContinuity().judge(others, [twin]).reason  # the tail of an epoch that had been done, say
@@ -375,7 +375,7 @@ def test_the_samples_of_a_cut_accumulation_follow_from_it(trainer: Any) -> None:
     run = _scale_loss(edited(trainer(kills=KILL).record(), True), lambda e: e.attempt == 1 and e.step > 1, 1.01)
     twin = edited(trainer().record(), False)
     reason = LossContinuity().judge(run, [twin]).reason
-    assert "the first step had 1 backwards and 2 in the twin" in reason
+    assert "the first step had 1 backward and 2 in the twin" in reason
     assert "the data: " not in reason
     reason = SampleAccounting().judge(run, [twin]).reason
     assert "step 16 consumed the last 4 of its 8 samples in the twin, as if the checkpoint was written in" in reason

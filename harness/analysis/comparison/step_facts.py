@@ -14,7 +14,7 @@ from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.sample_counts import are_copied, ends_of, renumbered, without_copies
 from torchaos.harness.analysis.tolerance import Steps
 from torchaos.harness.record.history import Execution, History, StepTable
-from torchaos.harness.record.plan import numbered
+from torchaos.harness.record.plan import counted, numbered
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 
@@ -33,7 +33,7 @@ def accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> st
     mine, twins = ours[first.step], theirs[first.step]
     if not ends_of(mine, twins):
         return None
-    return said("accumulation", ours=first.ours, theirs=first.theirs)
+    return said("accumulation", ours=counted(int(first.ours or 0), "backward"), theirs=first.theirs)
 
 
 def is_scaled(ours: Steps, theirs: Steps, first: Difference) -> bool:

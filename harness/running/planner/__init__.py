@@ -124,8 +124,11 @@ def make_plan(
             raise UsageError(f"{at_the_command(job_file or file)}: {python} {why}")
     # What only the nodes need is checked on the nodes.
     here = needs if is_here else needs_of_controller(scenario.launcher, (fault.inject for fault in faults))
-    place, doubts = at_the_command(job_file or file), warnings_in(job.command, scenario.launcher)
-    _check_machine(here, file, [f"{place}: {text}" for text in doubts])
+    try:
+        _check_machine(here, file)
+    except UsageError as error:  # what is doubtful in the command holds on another machine, too
+        place, doubts = at_the_command(job_file or file), warnings_in(job.command, scenario.launcher)
+        raise UsageError("\n".join([str(error), *(f"{place}: {text}" for text in doubts)])) from error
     limits = scenario.limits
     plan = Plan(
         scenario=scenario.scenario,
@@ -164,14 +167,11 @@ def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
     return (*own, *(_HOOKS_OF_PHASE[phase] if phase else ()))
 
 
-def _check_machine(needs: Iterable[str], file: Path, doubts: Sequence[str]) -> None:
-    """Raises UsageError if the machine lacks something. The text also has the `doubts` about the command, which hold on
-    another machine, too."""
+def _check_machine(needs: Iterable[str], file: Path) -> None:
     for name in sorted(needs):
         found = capabilities.check(name)
         if not found.present:
-            lacks = f"{file}: this machine lacks {name} ({found.detail}); {found.remedy}"
-            raise UsageError("\n".join([lacks, *doubts]))
+            raise UsageError(f"{file}: this machine lacks {name} ({found.detail}); {found.remedy}")
 
 
 _COMMAND: Keys = ("job", "command")

@@ -156,8 +156,7 @@ class _Installer:
 
 def _leave_alone(rules: ModuleType) -> None:
     """Makes torch.compile skip the agent's files. Otherwise it would inline the agent's optimizer hooks into a compiled
-    step. Now it breaks the graph at these hooks and runs them uncompiled. It breaks the graph at every optimizer step
-    anyway, so a job that sets fullgraph=True works as before. `rules`: the module
-    torch._dynamo.trace_rules."""
+    step. Instead, it breaks the graph at these hooks and runs them uncompiled. It breaks the graph at every optimizer
+    step anyway, so a job that sets fullgraph=True works as before. `rules`: the module torch._dynamo.trace_rules."""
     rules.SKIP_DIRS.extend(str(Path(__file__).parents[1] / room) for room in ("agent", "protocol"))
     rules._recompile_re()

@@ -360,20 +360,29 @@ def test_a_loss_before_the_samples_that_differ_does_not_follow_from_them(trainer
 
 def test_a_number_that_was_saved_shows_where_to_look(trainer: Any) -> None:
     """Samples that were not seen are the first suspects of a first loss that differs, and a position in the next
-    checkpoints that is not the twin's is told beside them. A time, and a value that is no whole number, are not."""
-    numbers = {"saved_time": 1_790_000_000, "loss": 0.5, "loader.pos": 80}
+    checkpoints that is not the twin's is told beside them. A time, a value that is no whole number, and a number that
+    differs already before the fault, such as a process id, are not."""
+    numbers = {"saved_time": 1_790_000_000, "loss": 0.5, "pid": 7, "loader.pos": 80}
 
-    def inventory(**other: float) -> dict[str, Any]:
-        values = {name: str(value) for name, value in {**numbers, **other}.items()}
+    def inventory(pid: int = 7, **other: float) -> dict[str, Any]:
         about = {"format": "torch", "complete": True, "loadable": True, "problems": [], "tensors": {"w": "1"}}
-        return {"root": "/job/checkpoints", "checkpoints": [{**about, "path": "step-20", "step": 20, "values": values}]}
+        values = {10: {**numbers, "pid": pid}, 20: {**numbers, "pid": pid, **other}}
+        found = [
+            {**about, "path": f"step-{step}", "step": step, "values": {name: str(one) for name, one in of.items()}}
+            for step, of in values.items()
+        ]
+        return {"root": "/job/checkpoints", "checkpoints": found}
 
     run = trainer(kills=KILL, broken=frozenset({"sampler"}), samples_seen=False)
     twin = trainer(samples_seen=False).record(inventory=inventory())
-    for other, told in (({"loader.pos": 95}, True), ({"loss": 0.6, "saved_time": 1_790_000_333}, False)):
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"loader.pos": 95}, True), ({"loss": 0.6, "saved_time": 1_790_000_333}, False), ({"pid": 8}, False)
+    ]  # fmt: skip
+    for other, told in cases:
         cause = LossContinuity().judge(replace(run, kills=KILL).record(inventory=inventory(**other)), [twin]).cause
         assert cause.startswith("something that was not recorded, such as the samples")
         assert ("(in step-20, loader.pos is 95 instead of 80)" in cause) is told
+        assert told or "step-20" not in cause, cause
 
 
 @pytest.mark.parametrize(("loads", "told"), [("twin", "the twin loaded best.pt after step 20, and the job did not"),

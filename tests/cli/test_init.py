@@ -45,6 +45,7 @@ def test_the_file_names_no_file_that_is_not_there(project: Path) -> None:
     text = (project / "kill-rank.yaml").read_text()
     assert "schema" not in text
     named = [word.strip(",;") for word in text.split() if word.endswith((".json", ".yaml", ".py"))]
+    assert "train.py" in named
     assert all((project / name).exists() for name in named), named
 
 

@@ -18,7 +18,8 @@ from ..agent import Agent
 
 _MOST_NODES = 20_000  # of the graph of a loss
 _FEW, _MOST_ELEMENTS = 8, 1 << 16  # parameters whose values are compared, and values of each
-_SEARCHES = 2
+_SEARCHES = 2  # of all modules, for parameters with gradients
+_WIDENED = 4  # such searches for modules that losses reach
 
 
 class UpdateDetector:
@@ -49,7 +50,7 @@ class UpdateDetector:
             return
         new = [leaf for leaf in _leaves(roots) if self._leaves.get(id(leaf), _nothing)() is not leaf]
         self._leaves.update((id(leaf), weakref.ref(leaf)) for leaf in new)
-        if new and self._widened < _SEARCHES:
+        if new and self._widened < _WIDENED:
             self._widened += 1
             self._widen()
         self._mark()

@@ -130,15 +130,17 @@ def _resumes(run: Record, part: Segment) -> bool:
     """Whether the segment began with an attempt, or because the job went back to an earlier state after a fault: it
     loaded a checkpoint, or put back at once what it had kept in memory. To go back may else be a part of the
     program."""
-    if run.history.begins_attempt(part) or part.in_memory:
-        return run.history.begins_attempt(part) or _is_at_once(run, part)
+    if run.history.begins_attempt(part):
+        return True
+    if part.in_memory:
+        return _is_at_once(run, part)
     hits = run.of_kind(Kind.APPLYING)
     return any(hit.attempt == part.number and hit.mono_s < part.started_s for hit in hits)
 
 
 def _is_at_once(run: Record, part: Segment) -> bool:
     """Whether the job went back as the first thing after a fault, before a further step of the rank that was hit. When
-    it put back a state that it had kept in memory is known only as before the end of the next step."""
+    it put back a state that it had kept in memory is not seen: it was before the end of the next step."""
     steps = run.history.executions.of_attempt(part.number)
     first_s = run.history.of_segment(part.number, part.after).first_s()
     until = first_s if part.in_memory and first_s is not None else part.started_s

@@ -162,21 +162,22 @@ def counts_restarts(clash: Clash, checkpoint: Checkpoint) -> bool:
     return clash.theirs in ("None", "''") and is_own
 
 
-_NUMBER = re.compile(r"-?\d+")
+_WHOLE_NUMBER = re.compile(r"-?\d+")
 
 
 def first_number_apart(run: Record, twin: Record, base: int) -> Clash | None:
     """The first whole number that a checkpoint of a step after `base` (global) holds, and that is another one in the
-    twin's checkpoint of that step, and that neither a clock nor a restart explains. Such numbers seldom follow from
-    losses or weights. None if there is none, or if the contents of the checkpoints were not recorded."""
+    twin's checkpoint of that step. A clock, a number of restarts, and a number that differs already before the first
+    fault, such as a process id, are left out. Such numbers seldom follow from losses or weights. None if there is none,
+    or if the contents of the checkpoints were not recorded."""
     ours, theirs = checkpoints_of(run) or [], checkpoints_of(twin) or []
-    both = [pair for pair in pairs(ours, theirs) if pair[0].step is not None and pair[0].step > base]
-    made = compare(both, [theirs], run.history, None, ())
-    return next((clash for clash in made.clashes if _is_number_apart(clash)), None)
+    first_s = min((hit.mono_s for hit in run.of_kind(Kind.APPLYING, Kind.APPLIED)), default=0.0)
+    made = compare(pairs(ours, theirs), [theirs], run.history, None, (), first_s)
+    return next((clash for clash in made.clashes if (clash.step or 0) > base and _is_number_apart(clash)), None)
 
 
 def _is_number_apart(clash: Clash) -> bool:
-    numbers = all(_NUMBER.fullmatch(text or "") for text in (clash.ours, clash.theirs))
+    numbers = all(_WHOLE_NUMBER.fullmatch(text or "") for text in (clash.ours, clash.theirs))
     return numbers and clash.kind == "value" and not may_be_a_clock(clash)
 
 

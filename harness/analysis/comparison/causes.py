@@ -13,7 +13,7 @@ import numpy as np
 
 from torchaos.harness.analysis.checkpointing.carried_state import carried_into, mixed_state
 from torchaos.harness.analysis.checkpointing.checkpoint_diff import first_number_apart
-from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with, trained_since
+from torchaos.harness.analysis.checkpointing.restored_state import begun_with, trained_since
 from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, files_of_others, is_of_other_replicas
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.checkpointing.state_differences import (
@@ -29,7 +29,7 @@ from torchaos.harness.analysis.checkpointing.state_differences import (
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
 from torchaos.harness.analysis.comparison.sample_counts import other_iterations
-from torchaos.harness.analysis.comparison.sample_reasons import may_be_computed
+from torchaos.harness.analysis.comparison.sample_reasons import carried_inputs
 from torchaos.harness.analysis.comparison.step_facts import (
     Fact,
     accumulation,
@@ -141,30 +141,6 @@ def _steps_apart(other: Apart, part: Segment) -> str:
     return said("steps apart", ranks=listed(other.ranks), step=other.step, base=part.base)
 
 
-def inputs_in_words(run: Record, twin: Record) -> tuple[str, str]:
-    """A clause about the first resume whose first step gave the model other inputs than before, or than in the twin;
-    and another if only some of its inputs were others, in a job without a data loader. Empty if there is none."""
-    for part in run.history.segments:
-        if part.base:
-            begun = begun_with(run, part.number, part.base, part.started_s, twin)
-            if others := begun.of(INPUTS):
-                told = said("other inputs", found=in_words(others, _world(run)), step=part.base + 1)
-                return told, _carried_inputs(run, begun)
-    return "", ""
-
-
-def _carried_inputs(run: Record, begun: Begun) -> str:
-    """A clause about inputs of the model that are others beside right ones: they are no samples of a data loader."""
-    steps = run.history.by_step().get(begun.base + 1, {}).values()
-    if not begun.some_inputs or not may_be_computed({one.rank: one for one in steps}):
-        return ""
-    return said("some inputs", found=in_words(begun.some_inputs, _world(run)), step=begun.base + 1)
-
-
-def _world(run: Record) -> int:
-    return max((len(one.ranks) for one in run.history.attempts), default=0)
-
-
 class _Resumed:
     """The part of an attempt with the first difference, compared with the twin and with the run's own record."""
 
@@ -208,7 +184,7 @@ class _Resumed:
         update = [self._trained(), *self._moments(), counter, None if skips else self._schedule()]
         if exact[0] and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step
-        elif data and data.step == self._base + 1 and (carried := _carried_inputs(self._run, self._begun)):
+        elif data and data.step == self._base + 1 and (carried := carried_inputs(self._run, self._begun)):
             data = Fact(INPUTS, self._base + 1, carried)
         elif data and data.step == self._first.step and self.samples_follow({fact.quantity for fact in state}):
             data = None

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 from torchaos.harness.analysis.checkpointing.carried_state import mixed_state
+from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with
 from torchaos.harness.analysis.checkpointing.resumed_from import resumed_in_words
+from torchaos.harness.analysis.checkpointing.state_differences import INPUTS
+from torchaos.harness.analysis.checkpointing.state_differences import in_words as parts_in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.sample_counts import (
     Read,
@@ -33,6 +37,7 @@ from torchaos.harness.interfaces import Finding, First, What, failed
 from torchaos.harness.protocol.wire import Phase
 from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.plan import counted
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps.execution import sums_of
 
 ByRank = Mapping[int, Execution]
@@ -118,6 +123,36 @@ class Computed:
     def _used(self) -> set[object]:
         """The digests of all samples of the twin that show that a sample was not computed."""
         return set() if self.are_few else set(total_of(self._theirs.values(), digests_of))
+
+
+class OtherInputs(NamedTuple):
+    """What the first resume shows whose first step gave the model other inputs than before, or than in the twin."""
+
+    told: str = ""  # a clause; empty if there is no such resume
+    carried: str = ""  # a clause, if some inputs were the right ones and no data loader gave them
+    step: int = 0  # global
+
+
+def inputs_at_resume(run: Record, twin: Record) -> OtherInputs:
+    for part in run.history.segments:
+        if part.base:
+            begun = begun_with(run, part.number, part.base, part.started_s, twin)
+            if others := begun.of(INPUTS):
+                told = said("other inputs", found=parts_in_words(others, _world(run)), step=part.base + 1)
+                return OtherInputs(told, carried_inputs(run, begun), part.base + 1)
+    return OtherInputs()
+
+
+def carried_inputs(run: Record, begun: Begun) -> str:
+    """A clause about inputs of the model that are others beside right ones: they are no samples of a data loader. Empty
+    if there are none, or if a data loader gave them."""
+    if not begun.some_inputs or not may_be_computed(run.history.by_step().get(begun.base + 1, {})):
+        return ""
+    return said("some inputs", found=parts_in_words(begun.some_inputs, _world(run)), step=begun.base + 1)
+
+
+def _world(run: Record) -> int:
+    return max((len(one.ranks) for one in run.history.attempts), default=0)
 
 
 def in_words(named_alike: bool) -> str:

@@ -10,7 +10,6 @@ from functools import cache, partial
 import numpy as np
 
 from torchaos.harness.analysis.comparison.agreement import before, common, history_of, unreported, until
-from torchaos.harness.analysis.comparison.causes import inputs_in_words
 from torchaos.harness.analysis.comparison.losses import without_data
 from torchaos.harness.analysis.comparison.sample_counts import (
     FirstUses,
@@ -35,6 +34,7 @@ from torchaos.harness.analysis.comparison.sample_reasons import (
     differs,
     equal_but_for_rounding,
     in_words,
+    inputs_at_resume,
     other_inputs,
     story,
 )
@@ -69,10 +69,10 @@ def samples(run: Record, twins: Sequence[Record]) -> Finding:
     landed = landings(run)
     early = before(history, landed[0].at_s) if landed else ours
     blind = unreported(history, ours, twin.history, theirs)
-    made, carried = inputs_in_words(run, twin)
-    found = _against(history, ours, theirs, early, blind, made)
-    if carried and found.first and found.first.what is What.SAMPLES:
-        return failed(carried, found.first, step=found.first.step)
+    other = inputs_at_resume(run, twin)
+    found = _against(history, ours, theirs, early, blind, other.told)
+    if other.carried and found.first == First(What.SAMPLES, other.step):
+        return failed(other.carried, found.first, step=other.step)
     return found
 
 

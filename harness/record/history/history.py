@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.merged import Merged
-from torchaos.harness.record.history import attempts, saves_and_loads, unfinished_steps
+from torchaos.harness.record.history import attempts, saves_and_loads
 from torchaos.harness.record.history.attempts import Attempt, Segment
 from torchaos.harness.record.history.saves_and_loads import Load, Save
 from torchaos.harness.record.history.snapshots import Snapshots
 from torchaos.harness.record.history.step_evidence import LOG, RECORD, Witness
 from torchaos.harness.record.history.step_numbering import Lines, Placing
+from torchaos.harness.record.history.unfinished_steps import with_unfinished
 from torchaos.harness.record.steps import Execution, Executions, StepTable
 from torchaos.harness.record.steps.execution import floats
 from torchaos.harness.record.steps.executions import UNPLACED
@@ -54,7 +55,7 @@ class History:
         those of the twin. `peers`: the final steps of other replicas of the job, with which the parameters are
         aligned."""
         whole = Merged.of(events)
-        ordered, seen = unfinished_steps.counted(_with_first_steps(whole), whole.steps_made.once_each())
+        ordered, seen = with_unfinished(_with_first_steps(whole), whole.steps_made.once_each())
         found = attempts.read(ordered)
         saves, loads = saves_and_loads.without_exchanged(
             saves_and_loads.read_saves(ordered, seen), saves_and_loads.read_loads(ordered)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import inf
 
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.steps import Executions
@@ -13,9 +12,9 @@ from torchaos.harness.record.steps import Executions
 _HITS = (Kind.APPLYING, Kind.APPLIED)
 
 
-def counted(events: Sequence[Event], seen: Executions) -> tuple[Sequence[Event], Executions]:
-    """The same events and steps, with a count that goes on in step on all ranks: the step that was broken off counts on
-    each rank, also where it has no event. `events`: in order of time."""
+def with_unfinished(events: Sequence[Event], seen: Executions) -> tuple[Sequence[Event], Executions]:
+    """The same events and steps, but with the same count on all ranks: a step that was broken off counts on each rank,
+    also on ranks that did not finish it. `events`: in order of time."""
     later = [found for attempt in sorted(seen.attempts) for found in _broken_off(events, seen.of_attempt(attempt))]
     for back in later:
         who, since_s = (back.attempt, back.rank), back.mono_s
@@ -34,39 +33,36 @@ def counted(events: Sequence[Event], seen: Executions) -> tuple[Sequence[Event],
 
 
 def _broken_off(events: Sequence[Event], own: Executions) -> Iterator[Event]:
-    """The states with which ranks of an attempt went back and count one step less than other ranks since then."""
+    """The states with which ranks of an attempt went back after a fault and count one step less than other ranks since
+    then. `own`: the steps of the attempt."""
     (attempt,) = own.attempts
-    mine = [event for event in events if event.attempt == attempt]
-    back = {rank: [*_states_gone_back_to(mine, own.at(own.rank == rank), rank)] for rank in own.ranks}
-    if len({len(states) for states in back.values()}) != 1:
-        return
-    lead = dict.fromkeys(back, 0)  # by how much each rank's count was raised
-    for states in zip(*back.values(), strict=True):
-        counts = {state.rank or 0: (state.step or 0) + lead[state.rank or 0] for state in states}
-        lacking = {rank for rank, count in counts.items() if count == max(counts.values()) - 1}
-        begun_s = max(state.mono_s for state in states)
-        hits = [hit for hit in mine if hit.kind in _HITS and (hit.rank in lacking or hit.rank is None)]
-        if set(counts.values()) - {max(counts.values())} and len({*counts.values()}) == 2 and lacking:
-            last_s = min(_last_s(own, rank, begun_s) for rank in lacking)
-            if any(last_s < hit.mono_s < begun_s for hit in hits):
-                yield from (state for state in states if state.rank in lacking)
-                lead.update({rank: lead[rank] + 1 for rank in lacking})
+    mine = [
+        event for event in events if event.attempt == attempt and event.kind in (*_HITS, Kind.BEGUN, Kind.SAVE_BEGIN)
+    ]
+    raised = dict.fromkeys(sorted(own.ranks), 0)  # by how much the count of each rank was raised
+    found = list[Event]()
+    for hit in (event for event in mine if event.kind in _HITS):
+        states = [_went_back_to(mine, hit.mono_s, rank) for rank in raised]
+        counts = {state.rank: (state.step or 0) + raised[state.rank or 0] for state in states if state}
+        behind = [state for state in states if state and counts[state.rank] == max(counts.values()) - 1]
+        if len(counts) < len(raised) or len({*counts.values()}) != 2 or len(behind) == len(states):
+            continue
+        if min(counts.values()) < max(counts.values()) - 1 or hit.rank not in (None, *(state.rank for state in behind)):
+            continue
+        if all(state not in found and not _made_a_step(own, hit.mono_s, state) for state in behind):
+            found += behind
+            raised.update({state.rank or 0: raised[state.rank or 0] + 1 for state in behind})
+    yield from found
 
 
-def _states_gone_back_to(events: Sequence[Event], own: Executions, rank: int) -> Iterator[Event]:
-    """The states with which a rank went on after it had put an earlier one back, and not after a save."""
-    for state in events:
-        if state.kind is Kind.BEGUN and state.rank == rank and state.step:
-            last_s = _last_s(own, rank, state.mono_s)
-            saved = any(
-                event.kind is Kind.SAVE_BEGIN and event.rank == rank and last_s < event.mono_s < state.mono_s
-                for event in events
-            )
-            if not saved:
-                yield state
+def _went_back_to(events: Sequence[Event], hit_s: float, rank: int) -> Event | None:
+    """The first state with which a rank began a step after a fault. None if the rank saved before: then it is the state
+    after the save."""
+    later = (event for event in events if event.rank == rank and event.mono_s > hit_s and event.kind not in _HITS)
+    first = next(later, None)
+    return first if first and first.kind is Kind.BEGUN and first.step else None
 
 
-def _last_s(own: Executions, rank: int, before_s: float) -> float:
-    """When the rank had finished its last step before that time."""
-    done = own.mono_s[(own.rank == rank) & (own.mono_s < before_s)]
-    return float(done.max(initial=-inf))
+def _made_a_step(own: Executions, hit_s: float, state: Event) -> bool:
+    """Whether the rank finished a step between the fault and the state."""
+    return bool(((own.rank == state.rank) & (own.mono_s > hit_s) & (own.mono_s < state.mono_s)).any())

@@ -86,6 +86,11 @@ CLAIMS: Mapping[str, Claim] = {
         "the data: {who} given other samples in step {step}",
         "the samples of these ranks in the step",
     ),
+    "data made": Claim(
+        "the data, or random numbers with which the job makes it: {who} given samples in step {step} that the twin "
+        "never consumed",
+        "the samples of these ranks in the step, without an index or a data loader, and all samples of the twin",
+    ),
     "contents": Claim(
         "the contents of the samples: {who} given the right samples with other contents in step {step}: what prepares "
         "them, such as augmentation, was not restored",
@@ -225,6 +230,9 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "equal": Claim("{found} equal", "each of these quantities, on all ranks that are named or on all ranks"),
     "unseen": Claim("{found} not seen", "nothing: these quantities were not recorded on these ranks"),
+    "noisy samples": Claim(
+        "the samples differ between the twins too", "the samples of these steps of two twins, on all ranks"
+    ),
     "lost": Claim(
         "the {state} with which attempt {attempt} began are not those that attempt {saver} had after step {step}"
         "{sizes}: {found}",

@@ -451,3 +451,45 @@ def test_what_an_optimizer_of_a_plain_class_keeps_has_its_own_name(trainer: Any,
     words = f"the optimizer's {what} were not restored: the {what} of weight are others"
     assert words in LossContinuity().judge(run, [twin]).reason
     assert f"the {what} of the optimizer with which attempt 1 began" in StateRestored().judge(run, [twin]).reason
+
+
+def test_samples_that_differ_between_the_twins_too_are_no_cause(trainer: Any) -> None:
+    """An augmentation that nothing seeds gives each run inputs and losses of its own. The first loss after the resume
+    is farther off than that, and the inputs don't explain it."""
+
+    def made(number: int, kills: Any) -> Any:
+        def step(event: Event) -> dict[str, Any]:
+            lost = 0.5 if event.attempt else 0.0
+            return {
+                "samples": [f"{number}-{sample}" for sample in event.data["samples"]], "indices": None,
+                "losses": [loss * (1 + 1e-6 * number) + lost for loss in event.data["losses"]],
+            }  # fmt: skip
+
+        return _edited(trainer(kills=kills).record(), Kind.STEP, step)
+
+    run, *twins = (made(number, () if number else KILL) for number in range(4))
+    found = LossContinuity().judge(run, twins)
+    assert found.outcome is Outcome.FAILED
+    assert "the samples differ between the twins too" in found.reason, found.reason
+    assert "given" not in found.reason, found.reason
+
+
+def test_inputs_that_the_twin_never_had_may_be_made_with_random_numbers(trainer: Any) -> None:
+    """No data loader gives the noise of a diffusion model. If a generator of the job's own was not restored, the inputs
+    are others, and the data may be the right ones."""
+
+    def made(kills: Any) -> Any:
+        def step(event: Event) -> dict[str, Any]:
+            odd = event.attempt == 1 and event.rank == 1
+            samples = [f"noise {sample}" for sample in event.data["samples"]] if odd else event.data["samples"]
+            losses = {"losses": [9.9]} if odd else {}
+            return {"samples": samples, "indices": None, **losses}
+
+        return _edited(trainer(kills=kills).record(), Kind.STEP, step)
+
+    run, twin = made(KILL), made(())
+    assert "the data, or random numbers with which the job makes it: rank 1 was given" in (
+        LossContinuity().judge(run, [twin]).reason
+    )
+    told = SampleAccounting().judge(run, [twin]).reason
+    assert "no data loader gave them: the job may make them with random numbers" in told, told

@@ -43,6 +43,7 @@ from torchaos.harness.analysis.comparison.step_facts import (
     samples_fact,
     weights_in_words,
     weights_with,
+    with_samples_of_their_own,
 )
 from torchaos.harness.analysis.tolerance import ROUNDING, WEIGHTS, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
@@ -80,12 +81,13 @@ class Cause(NamedTuple):
 
 
 def likeliest_cause(
-    run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None = None
-) -> Cause:
+    run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None = None,
+    twins: Sequence[Steps] = (),
+) -> Cause:  # fmt: skip
     """The most likely cause of the first difference. `history`: the run's history, from its agent or from its log.
     `ours`, `theirs`: the steps of the run and of its first twin. `twin`: None if the steps are compared with their
-    first execution."""
-    cause = _cause(run, history, ours, theirs, first, twin)
+    first execution. `twins`: the steps of all twins: what differs between them too explains nothing."""
+    cause = _cause(run, history, ours, theirs, first, twin, twins)
     return cause if twin else cause._replace(words=_without_twin(cause.words), short=_without_twin(cause.short))
 
 
@@ -93,7 +95,10 @@ def _without_twin(words: str) -> str:
     return words.replace("in the twin", "the first time").replace("the twin's", "that of the first time")
 
 
-def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None) -> Cause:
+def _cause(
+    run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, twin: Record | None,
+    all_twins: Sequence[Steps],
+) -> Cause:  # fmt: skip
     here = next(iter(ours[first.step].values()))
     part = _part_of(history, here)
     drifted = ranks_apart(run)
@@ -112,7 +117,7 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
         agreed = sum(step < first.step for step in ours.keys() & theirs.keys())
         what = {"learning rate": "rates", "parameters": "parameters"}.get(first.what, "losses")
         return Cause(said("fault or job") if agreed < _SETTLED else said("fault", agreed=agreed, what=what))
-    found = _Resumed(run, history, ours, theirs, first, part, twin)
+    found = _Resumed(run, history, ours, theirs, first, part, twin, all_twins)
     where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
     if words := mixed_state(history, part):
         return Cause(said("cause", where=where, causes=words, besides=""), words)
@@ -133,6 +138,7 @@ def _cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Dif
     guess = found.unrecorded()
     clauses = [said("equal", found=f"{_and(equal)} {'is' if _is_one(equal) else 'are'}")] if equal else []
     clauses += [said("unseen", found=f"{_and(unseen)} {'was' if _is_one(unseen) else 'were'}")] if unseen else []
+    clauses += [said("noisy samples")] if found.noisy else []
     clauses.append(guess)
     return Cause(f"{where[0].upper()}{where[1:]}, {'; '.join(clauses)}.{besides}", guess)
 
@@ -146,12 +152,13 @@ class _Resumed:
 
     def __init__(
         self, run: Record, history: History, ours: Steps, theirs: Steps, first: Difference, part: Segment,
-        twin: Record | None,
+        twin: Record | None, twins: Sequence[Steps],
     ) -> None:  # fmt: skip
         self._run, self._history, self._ours, self._theirs, self._first = run, history, ours, theirs, first
         self._twin, self._part, self._attempt = twin, part, part.number
         self._base = part.base or 0
         self._since = [step for step in sorted(ours.keys() & theirs.keys()) if self._base < step <= first.step]
+        self.noisy = with_samples_of_their_own(self._since, twins)
         self._ranks = sorted(ours[first.step])
         self._begun = begun_with(run, part.number, self._base, part.started_s, twin)
         self._carried = carried_into(run, part.number, part.after)
@@ -173,7 +180,7 @@ class _Resumed:
         exact = [accumulation(self._base, ours, theirs, self._first), loss_scale(ours, theirs, self._first)]
         skips = other_iterations(ours, theirs, self._first.step)  # the samples and the schedule follow from them
         exact.append(skips)
-        data, state = None if skips else samples_fact(since, ours, theirs), list(self._state())
+        data, state = None if skips else samples_fact(since, ours, theirs, self.noisy), list(self._state())
         if data and data.step > self._base + 1 and any(fact.quantity not in (RNG, *_UPDATE) for fact in state):
             data = None  # it came later than what differed from the start, and may follow from it
         elif not data and not skips:
@@ -240,7 +247,8 @@ class _Resumed:
         return Fact(TRAINED, later[0], said("trained", found=found))
 
     def _inputs(self) -> Iterator[Fact]:
-        others, step = self._begun.of(INPUTS), self._base + 1
+        step = self._base + 1
+        others = () if step in self.noisy else self._begun.of(INPUTS)
         mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
         if others and all(
             rank in mine and rank in twins and mine[rank].samples_seen and twins[rank].samples_seen
@@ -317,7 +325,7 @@ class _Resumed:
                 continue  # they were seen, and can't be compared
             seen = every if in_all_steps.get(quantity) else begun.seen[quantity] & every
             is_idle = quantity == RNG and begun.drawn == frozenset()  # the model draws from none
-            if quantity == MOMENTS and self._acts_later():
+            if (quantity == MOMENTS and self._acts_later()) or (quantity in ("samples", INPUTS) and self.noisy):
                 continue
             if quantity in differ or begun.of(quantity) or is_idle or quantity in begun.absent:
                 continue

@@ -286,7 +286,7 @@ class AgainstTwins:
             seen = mine.loss_seen and twins.loss_seen
             return Cause(said("fault alone" if seen else "fault unseen"), said("fault changed"))
         found = found or Difference("parameters", first, rank, mine.norm, twins.norm, 0.0)
-        return likeliest_cause(self._run, self._history, self._ours, self._theirs, found, self._twins[0])
+        return likeliest_cause(self._run, self._history, self._ours, self._theirs, found, self._twins[0], self._all)
 
     def _reached(self, saved: Sequence[int | None]) -> str:
         if not saved:

@@ -308,6 +308,8 @@ def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resum
     mixed = f"other samples were drawn, which {other} consumed in other steps"
     if new:
         mixed = f"{other} never consumed {'them' if new == extra.total() else f'{new} of them'}"
+        if new == extra.total() and may_be_computed(ours[step], theirs[step]):
+            mixed += ", and no data loader gave them: the job may make them with random numbers"
     which = named(extra)
     if extra != got and not any(isinstance(sample, int) for sample in extra):
         which = f"{extra.total()} of {counted(got.total(), 'sample')}"

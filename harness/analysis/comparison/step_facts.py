@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference
-from torchaos.harness.analysis.comparison.sample_counts import are_copied, ends_of, renumbered, without_copies
+from torchaos.harness.analysis.comparison.sample_counts import (
+    are_copied,
+    digests_of,
+    ends_of,
+    renumbered,
+    total_of,
+    without_copies,
+)
+from torchaos.harness.analysis.comparison.sample_reasons import may_be_computed
 from torchaos.harness.analysis.tolerance import Steps
 from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.plan import counted, numbered
@@ -88,12 +96,21 @@ def other_in(since: Sequence[int], ours: Steps, theirs: Steps, *columns: str) ->
     return sorted({*both.ours.numbers[both.ours.any(other)].tolist(), *both.apart.tolist()})
 
 
-def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | None:
+def with_samples_of_their_own(since: Sequence[int], twins: Sequence[Steps]) -> frozenset[int]:
+    """The steps whose samples differ between the twins too, as with an augmentation that nothing seeds."""
+    return frozenset(step for twin in twins[1:] for step in other_in(since, twins[0], twin, "samples", "in_samples"))
+
+
+def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps, noisy: Collection[int] = ()) -> Fact | None:
+    """The first step that was given other samples than in the twin. `noisy`: steps whose samples differ between the
+    twins too; their indices alone show anything."""
     wholes = [StepTable.of(ours), StepTable.of(theirs)]
     if are_copied(wholes[1]):
         wholes = [without_copies(whole) for whole in wholes]
     for step in other_in(since, ours, theirs, "samples", "in_samples"):
         if ours[step].keys() != theirs[step].keys():
+            if step in noisy:
+                continue
             mine, twins = (_all_samples(whole[step]) for whole in wholes)
             if mine is not None and twins is not None and mine != twins:
                 return Fact("samples", step, said("data", who="all ranks together were", step=step))
@@ -101,14 +118,22 @@ def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | Non
         pairs = {rank: (one, theirs[step][rank]) for rank, one in sorted(ours[step].items())}
         odd = [
             rank for rank, (one, twin) in pairs.items()
-            if one.samples_seen and twin.samples_seen and one.samples != twin.samples
+            if one.samples_seen and twin.samples_seen
+            and (bool(twin.indices) and one.indices != twin.indices if step in noisy else one.samples != twin.samples)
         ]  # fmt: skip
         if odd:
             who = f"{numbered('rank', odd)} {'was' if len(odd) == 1 else 'were'}"
             known = all(one.indices and one.indices == twin.indices for one, twin in map(pairs.__getitem__, odd))
             name = "contents" if known and not renumbered(ours, theirs) else "data"
+            if name == "data" and _are_new([one for one, _twin in map(pairs.__getitem__, odd)], theirs):
+                name = "data made" if may_be_computed(ours[step], theirs[step]) else name
             return Fact("samples", step, said(name, who=who, step=step))
     return None
+
+
+def _are_new(executions: Sequence[Execution], theirs: Steps) -> bool:
+    """Whether the twin consumed none of these samples in any step."""
+    return not total_of(theirs.values(), digests_of).keys() & {s for one in executions for s in digests_of(one)}
 
 
 def loads_fact(ours: History, twin: Record | None, after: range) -> Fact | None:

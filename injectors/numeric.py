@@ -82,15 +82,25 @@ def _corrupt(what: str, tensors: Sequence[Any], injector: Any) -> str:
 def gradients(call: Call) -> list[Any]:
     """The tensors that this rank puts into `call`, if it is a reduction of gradients. Empty for any other
     collective."""
-    if call.op not in ("all_reduce", "reduce_scatter"):
-        return []
-    given = call.args[1:2] if call.op == "reduce_scatter" and hasattr(call.args[1], "__len__") else call.args[:1]
-    found, stack = [], list(given)
+    return _arrays(call) if call.op in ("all_reduce", "reduce_scatter") else []
+
+
+def gathered(call: Call) -> list[Any]:
+    """The tensors that this rank gives to the others by `call`, if it is an all_gather. Empty for any other
+    collective."""
+    return _arrays(call) if call.op == "all_gather" else []
+
+
+def _arrays(call: Call) -> list[Any]:
+    """The tensors of more than 8 floats that this rank gives: no loss, no flag. Where the result has a tensor of its
+    own, that comes first, but not in functional collectives."""
+    second = call.op != "all_reduce" and hasattr(call.args[1], "__len__")
+    found, stack = [], list(call.args[second : second + 1])
     while stack:
         one = stack.pop(0)
         if isinstance(one, (list, tuple)):
             stack = [*one, *stack]
-        elif hasattr(one, "is_floating_point") and one.is_floating_point() and one.numel() > 8:  # no loss, no flag
+        elif hasattr(one, "is_floating_point") and one.is_floating_point() and one.numel() > 8:
             found.append(one)
     return found
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
-from torchaos.injectors.numeric import Corruption, gradients
+from torchaos.injectors.numeric import Corruption, gathered, gradients
 from torchaos.plugin import Handle, Kind, NodeSite, RankSite
 
 
@@ -28,17 +28,20 @@ class _WrongGradients(Corruption):
 
 @dataclass(frozen=True)
 class ScaledGradient(_WrongGradients):
-    """Multiplies all gradients that the rank puts into reductions by `factor`."""
+    """Multiplies all gradients that the rank gives to the others by `factor`. `operation`: how it gives them. A job
+    that takes their median gathers them. FSDP gathers parameters, which would be hit instead."""
 
     factor: float = 10.0
+    operation: Literal["reductions", "all_gather"] = "reductions"
 
     name = "numeric.scaled_gradient"
 
     def apply(self, site: RankSite) -> None:
         tell = _once(site, f"gradients are {self.factor} times what they should be")
+        given = gathered if self.operation == "all_gather" else gradients
 
         def scale(call: Any) -> None:
-            for tensor in gradients(call):
+            for tensor in given(call):
                 tensor.data.mul_(self.factor)
                 tell()
 

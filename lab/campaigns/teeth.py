@@ -3,13 +3,14 @@
     python lab/campaigns/teeth.py [--only FAMILY/NAME ...] [--family FAMILY ...] [--kind as-is|teeth]
                                  [--missing PAGE] [--out DIR] [--minutes M] [--write PAGE ...] [--again] [--seeds N]
 
---missing leaves out what has its right result on the page. --again runs nothing: what was not right is judged again by
-this version, if the scenario is still the same and the run is still there.
+--missing leaves out what has its right result on the page, with --seeds for that seed. --again runs nothing: what was
+not right is judged again by this version, if the scenario is still the same and the run is still there.
 Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
 continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
---seeds makes each run with the seeds 1 to N, of the job and of the scenario; --write then fills the mark `teeth-seeds`.
+--seeds makes each run with the seeds 1 to N, of the job and of the scenario; --write then fills the mark `teeth-seeds`
+(lab/results/seeds.md). A defect is run without a twin if its assertion asks for none: the scenario as it is has one.
 Otherwise --write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md).
-What was not run again keeps its row of the first page.
+What was not run again keeps its result of the first page.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ def main() -> int:
     if options.again:
         judge_again(results, names)
         end_s = 0.0
-    known = on_page(options.missing) if options.missing else []
+    of_page = on_page_of_seeds if options.seeds else on_page
+    known = of_page(options.missing) if options.missing else []
     seeds = range(1, options.seeds + 1) if options.seeds else [0]
     for name, tooth, seed in due(names, options.kind, [*known, *read(results)], seeds):
         if time.monotonic() > end_s:
             break
-        bite = teeth.bite(name, tooth, options.out / "runs", seed=seed)
+        alone = ["twin=none"] if seed and tooth and not tooth.needs_twin else []
+        bite = teeth.bite(name, tooth, options.out / "runs", alone, seed)
         with open(results, "a") as file:
             file.write(bite.to_json() + "\n")
         mark = "right" if bite.right else "  -  " if bite.verdict == "refused" else "WRONG"
@@ -65,13 +68,15 @@ def main() -> int:
         if bite.right:
             shutil.rmtree(Path(bite.folder).parents[1], ignore_errors=True)
     done = [bite for bite in read(results) if bite.scenario in names and bite.seed in seeds]
+    if options.write:
+        again = {(bite.scenario, bite.tooth, bite.seed) for bite in done}
+        whole = [bite for bite in of_page(options.write[0]) if (bite.scenario, bite.tooth, bite.seed) not in again]
+        whole += done
+        if options.seeds:
+            marks.write(options.write, {"teeth-seeds": over_seeds(whole)})
+        else:
+            marks.write(options.write, {"teeth": table(whole), "teeth-summary": summary(whole)})
     print(over_seeds(done) if options.seeds else summary(done))
-    if options.write and options.seeds:
-        marks.write(options.write, {"teeth-seeds": over_seeds(done)})
-    elif options.write:
-        again = {(bite.scenario, bite.tooth) for bite in done}
-        done += [bite for bite in on_page(options.write[0]) if (bite.scenario, bite.tooth) not in again]
-        marks.write(options.write, {"teeth": table(done), "teeth-summary": summary(done)})
     return 1 if any(not bite.right and bite.verdict != "refused" for bite in done) else 0
 
 
@@ -162,16 +167,40 @@ def table(done: Sequence[Bite]) -> str:
     return "\n".join([*summary(done).splitlines(), "", *lines])
 
 
+AS_IT_IS = "as it is"
+
+
 def over_seeds(done: Sequence[Bite]) -> str:
-    """A row for each scenario as it is and with each tooth: how many of its seeds gave the right result."""
-    lines = ["| scenario | job | right | wrong |", "|---|---|---|---|"]
+    """A row for each scenario as it is and with each tooth: the seeds that gave the right result, and those that did
+    not, with their verdicts."""
+    lines = ["| scenario | job | right | seeds | not right | last run |", "|---|---|---|---|---|---|"]
     for name, tooth in sorted({(bite.scenario, bite.tooth) for bite in done}):
-        own = [bite for bite in done if (bite.scenario, bite.tooth) == (name, tooth)]
-        wrong = "; ".join(f"seed {bite.seed}: {bite.verdict}" for bite in own if not bite.right)
-        lines.append(
-            f"| `{name}` | {tooth or 'as it is'} | {sum(bite.right for bite in own)} of {len(own)} | {wrong} |"
-        )
+        own = sorted((bite for bite in done if (bite.scenario, bite.tooth) == (name, tooth)), key=lambda b: b.seed)
+        right = [str(bite.seed) for bite in own if bite.right]
+        wrong = ", ".join(f"{bite.seed}: {bite.verdict}" for bite in own if not bite.right)
+        cells = (f"`{name}`", tooth or AS_IT_IS, f"{len(right)} of {len(own)}", ", ".join(right), wrong)
+        lines.append(f"| {' | '.join((*cells, max(bite.day for bite in own)))} |")
     return "\n".join(lines)
+
+
+def on_page_of_seeds(page: Path) -> list[Bite]:
+    """The results in the table that `over_seeds` wrote, as far as they are about scenarios and teeth of today."""
+    teeth_of_today, found = teeth.table(), list[Bite]()
+    lines = marks.between(page.read_text(), "teeth-seeds").splitlines()
+    for line in (line for line in lines if line.startswith("| `")):
+        first, job, _count, right, wrong, day = (cell.strip(" `") for cell in line[2:-2].split(" | "))
+        fails = {tooth.name: tooth.fails for tooth in teeth_of_today.get(first, [])} | {AS_IT_IS: ""}
+        if first not in teeth_of_today or job not in fails:
+            continue
+        tooth = "" if job == AS_IT_IS else job
+        as_due = "failed" if tooth else "passed"
+        verdicts = {int(seed): as_due for seed in right.split(", ") if seed}
+        for seed, _, verdict in (one.partition(": ") for one in wrong.split(", ") if one):
+            verdicts[int(seed)] = verdict
+        for seed, verdict in sorted(verdicts.items()):
+            cases = {fails[job]: "failed"} if tooth and verdict == as_due else {}
+            found.append(Bite(first, tooth, fails[job], verdict, "", cases, seed=seed, day=day))
+    return found
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ def reduced(op: str, *numbers: float) -> Any:
     return SimpleNamespace(op=op, args=([torch.tensor(numbers)],))
 
 
+def gather(*args: Any) -> Any:
+    return SimpleNamespace(op="all_gather", args=args)
+
+
 def test_a_scaled_gradient_is_told_of_when_the_first_is_scaled() -> None:
     """An all_gather and a flag of one number reach no gradient; of all that are scaled, the first is told of."""
     site: Any = Site()
@@ -44,6 +48,22 @@ def test_a_scaled_gradient_is_told_of_when_the_first_is_scaled() -> None:
     for _ in range(2):
         site.call(call := reduced("all_reduce", *[1.0] * 9))
     assert call.args[0][0].tolist() == [-2.0] * 9
+    assert site.told == ["gradients are -2.0 times what they should be"]
+
+
+def test_what_a_rank_gives_to_an_all_gather_is_scaled() -> None:
+    """Its own part, and neither the place of the result nor a sum; in a functional collective, the first argument."""
+    site: Any = Site()
+    ScaledGradient(factor=-2.0, operation="all_gather").apply(site)
+    site.call(summed := reduced("all_reduce", *[1.0] * 9))
+    site.call(flag := gather([[torch.ones(1)]], [torch.ones(1)]))
+    assert site.told == []
+    result, own, functional = [torch.ones(9)], torch.ones(9), torch.ones(9)
+    site.call(gather([result], [own]))
+    site.call(gather(functional, 3, "group"))
+    assert own.tolist() == functional.tolist() == [-2.0] * 9
+    assert result[0].tolist() == summed.args[0][0].tolist() == [1.0] * 9
+    assert flag.args[1][0].tolist() == [1.0]
     assert site.told == ["gradients are -2.0 times what they should be"]
 
 

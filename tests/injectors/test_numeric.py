@@ -21,13 +21,14 @@ INJECTORS = Path(__file__).parents[2] / "injectors"
 TRAINER = """
 import os, torch, torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 dist.init_process_group("gloo", init_method="file://" + os.environ["FOLDER"] + "/store", rank=0, world_size=1)
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
 optimizer = torch.optim.Adam(model.parameters())
-for step in range(12):
+for batch in DataLoader(torch.randn(72, 8), 6):
     optimizer.zero_grad()
-    model(torch.randn(6, 8)).square().mean().backward()
+    model(batch).square().mean().backward()
     optimizer.step()
 dist.destroy_process_group()
 """
@@ -40,6 +41,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], Phase | None]] = {
     "parameter": ("numeric_parameter", "Parameter", {"bit": 31, "place": 0.3}, None),
     "scaled": ("numeric_byzantine", "ScaledGradient", {"factor": 4.0}, Phase.COLLECTIVE),
     "nan": ("numeric_gradient", "Gradient", {"change": "nan", "bit": 0, "place": 0.0}, Phase.COLLECTIVE),
+    "batch": ("data_corrupt", "CorruptBatch", {"samples": 2}, Phase.DATA),
 }
 FIRST = 4  # the step of the first fault
 
@@ -107,6 +109,16 @@ def test_the_check_sum_shows_it_from_that_step_on(events: dict[str, list[Event]]
     same = [ours == theirs for ours, theirs in zip(sums["faults"], sums["none"], strict=True)]
     assert same == [True] * (FIRST - 1) + [False] * (12 - FIRST + 1)
     assert len(set(sums["none"])) == 12
+
+
+def test_a_damaged_batch_is_still_that_of_the_data_set(events: dict[str, list[Event]]) -> None:
+    """The samples of each step are those of the run without faults: the data set has them whole."""
+    assert effects(events["faults"])["batch"] == "bit 31 of 16 numbers of a batch was flipped"
+    digests = {
+        which: [event.data["samples"] for event in found if event.kind is Kind.STEP] for which, found in events.items()
+    }
+    assert len(digests["none"]) == 12
+    assert digests["faults"] == digests["none"]
 
 
 def test_a_norm_that_cannot_be_right_is_told_at_once(events: dict[str, list[Event]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -24,6 +25,8 @@ _OF_THE_WATCHER = (
     "hears_nothing", "is_jumpy", "comes_back_to_the_sick_gpu", "does_not_predict", "stays_with_a_sick_gpu",
     "evicts_its_neighbour", "forgives_every_death", "blames_those_that_lost_a_peer",
 )  # fmt: skip
+# Assertions that compare a run with itself alone.
+_ALONE = ("health_reaction", "no_lost_work", "restart_tier", "state_restored")
 _SCRIPTS = tuple(sorted(path.name for path in (SCENARIOS / "jobs").glob("gpt_*.py")))
 
 
@@ -47,6 +50,11 @@ class Tooth:
     def of_its_own_fault(self) -> bool:
         """Whether the scenario's fault is as it is, and not another or a stronger one."""
         return not any(key.startswith("faults") for key in self.set)
+
+    @property
+    def needs_twin(self) -> bool:
+        """Whether a twin could change what its assertion says."""
+        return self.fails not in _ALONE
 
 
 def _as_json(value: Any) -> str:
@@ -101,6 +109,7 @@ class Bite:
     seconds: float = 0.0
     folder: str = ""
     seed: int = 0  # of the job and of the scenario
+    day: str = ""  # of the run
 
     @property
     def right(self) -> bool:
@@ -140,7 +149,10 @@ def bite(name: str, tooth: Tooth | None, out: Path, changed: Sequence[str] = (),
         return _bite(name, tooth, found, seconds, seed)
     output = (done.stdout + done.stderr).strip()[-1000:]
     verdict = "refused" if done.returncode == 3 else "error"
-    return Bite(name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, output, {}, seconds, "", seed)
+    return Bite(
+        name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, output, {}, seconds, "", seed,
+        _today(),
+    )  # fmt: skip
 
 
 def judged_again(bite: Bite) -> Bite | None:
@@ -175,5 +187,9 @@ def _bite(name: str, tooth: Tooth | None, found: Sequence[Mapping[str, Any]], se
     cases = {case["name"]: case["verdict"] for case in found[0]["cases"]}
     return Bite(
         name, tooth.name if tooth else "", tooth.fails if tooth else "", found[0]["verdict"], found[0]["reason"], cases,
-        seconds, found[0]["run_dir"], seed,
+        seconds, found[0]["run_dir"], seed, _today(),
     )  # fmt: skip
+
+
+def _today() -> str:
+    return str(datetime.date.today())

@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 LATE_S = 0.5  # seconds more than usual, after which an impatient job gives up
 
@@ -136,6 +137,34 @@ def counts_epochs_from_its_own_start():
                 self.seed = seed - begun
 
     gpt.GlobalBatches.__iter__ = iterates
+
+
+def takes_the_mean():
+    """Takes the mean of the ranks' gradients, in which one wrong rank is enough."""
+    import torch
+
+    torch.Tensor.median = lambda self, dim: SimpleNamespace(values=self.mean(dim))
+
+
+def leaves_out_a_doubtful_batch():
+    """Takes the batch whose numbers can't be right for bad for good, and leaves it out after the restart."""
+    import gpt
+
+    step, iterate = gpt.Run.step, gpt.GlobalBatches.__iter__
+    note = gpt.options().checkpoint_dir.parent / "doubtful"
+
+    def steps(self, text, notice):
+        try:
+            return step(self, text, notice)
+        except RuntimeError:
+            note.write_text(str(self.sampler.position))
+            raise
+
+    def iterates(self):
+        bad = int(note.read_text()) if note.exists() else None
+        yield from (batch for place, batch in enumerate(iterate(self), self.position) if place != bad)
+
+    gpt.Run.step, gpt.GlobalBatches.__iter__ = steps, iterates
 
 
 def removes_what_it_loaded():

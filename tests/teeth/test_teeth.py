@@ -103,21 +103,27 @@ def test_runs_over_seeds_are_counted_by_seed(tmp_path: Path) -> None:
     program = runpy.run_path(str(teeth.REPOSITORY / "lab" / "campaigns" / "teeth.py"))
     own = [tooth.name for tooth in TABLE["process/kill-agent"]]
     done = [
-        teeth.Bite("process/kill-agent", "", "", "passed", "", seed=1),
-        teeth.Bite("process/kill-agent", "", "", "inconclusive", "", seed=2),
-        teeth.Bite("process/kill-agent", own[0], "no_lost_work", "failed", "", {"no_lost_work": "failed"}, seed=2),
-    ]
+        teeth.Bite("process/kill-agent", "", "", "passed", "", seed=1, day="2026-01-02"),
+        teeth.Bite("process/kill-agent", "", "", "inconclusive", "", seed=2, day="2026-01-02"),
+        teeth.Bite(
+            "process/kill-agent", own[0], "no_lost_work", "failed", "", {"no_lost_work": "failed"}, seed=2,
+            day="2026-01-02",
+        ),
+    ]  # fmt: skip
     (tmp_path / "results.jsonl").write_text("".join(bite.to_json() + "\n" for bite in done))
     assert program["read"](tmp_path / "results.jsonl") == done
     due = program["due"](["process/kill-agent"], None, done, [1, 2])
     assert [(tooth.name if tooth else "", seed) for _name, tooth, seed in due] == [
         (own[0], 1), (own[1], 1), ("", 2), (own[1], 2),
     ]  # fmt: skip
-    rows = program["over_seeds"](done).splitlines()[2:]
-    assert rows == [
-        "| `process/kill-agent` | as it is | 1 of 2 | seed 2: inconclusive |",
-        f"| `process/kill-agent` | {own[0]} | 1 of 1 |  |",
+    table = program["over_seeds"](done)
+    assert table.splitlines()[2:] == [
+        "| `process/kill-agent` | as it is | 1 of 2 | 1 | 2: inconclusive | 2026-01-02 |",
+        f"| `process/kill-agent` | {own[0]} | 1 of 1 | 2 |  | 2026-01-02 |",
     ]
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- teeth-seeds: begin -->\n{table}\n<!-- teeth-seeds: end -->\n")
+    assert program["on_page_of_seeds"](page) == done
 
 
 def test_a_defect_finds_its_job_in_each_scenario() -> None:

@@ -112,6 +112,8 @@ class LoaderHook:
             self._receive(iterator, value, _ahead(sys._getframe(1)) if mine else None)
             if not mine:
                 return value
+            if agent.lasting.on_batch:
+                agent.lasting.receive(value)
             agent.epochs.receives(iterator)
             if not self._wrapped or self._trained.wrapper_is_idle:
                 agent.phases.loosely(Phase.FORWARD)

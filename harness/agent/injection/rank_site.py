@@ -59,9 +59,11 @@ class Once:
 
 
 class LastingFaults:
-    """The functions that lasting faults run at each collective and after each step."""
+    """The functions that lasting faults run at each collective and after each step. `on_batch`: what is to be done to
+    the next batch, once."""
 
     def __init__(self) -> None:
+        self.on_batch: list[Callable[[Any], None]] = []
         self.on_calls: list[tuple[On, Callable[[Call], None]]] = []
         self.on_steps: list[tuple[On, Callable[[], None]]] = []
 
@@ -69,6 +71,11 @@ class LastingFaults:
         self.on_calls = [entry for entry in self.on_calls if entry[0].on]
         for _lease, then in self.on_calls:
             then(call)
+
+    def receive(self, batch: Any) -> None:
+        due, self.on_batch = self.on_batch, []
+        for then in due:
+            then(batch)
 
     def step_over(self) -> None:
         self.on_steps = [entry for entry in self.on_steps if entry[0].on]
@@ -118,6 +125,10 @@ class RankSite:
         if "collectives" not in self._agent.live:
             raise ValueError(f"{self.fault} looks at collectives: its injector must declare hooks = ('collectives',)")
         self._agent.lasting.on_calls.append((self.lease, then))
+
+    def at_next_batch(self, then: Callable[[Any], None]) -> None:
+        """Calls `then` with the next batch that the loop gets from its loader, which may change it in place."""
+        self._agent.lasting.on_batch.append(then)
 
     def stall_nccl(self, name: str, nth: int, min_bytes: int | None, max_bytes: int | None) -> None:
         """Stalls the nth call, from now on, of the NCCL function `name` with `min_bytes` to `max_bytes` bytes. An event

@@ -51,6 +51,7 @@ class Agent:
         self.loads = 0  # checkpoint files that were loaded
         self.saves = 0  # checkpoint files whose save began
         self.put_back = 0  # calls of load_state_dict for what the job trains
+        self.sees_forwards = False  # the hooks see the forwards of what the job trains
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = LastingFaults()

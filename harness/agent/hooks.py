@@ -106,9 +106,11 @@ class _Installer:
         self._when("torch._dynamo.trace_rules", "steps", _leave_alone)
 
     def _samples(self, loader: Any, trained: Any) -> None:
-        from .batches.batch_ring import ForwardHook
+        from .batches.forward_hooks import ForwardHook
 
-        forward = ForwardHook(self._agent, loader.model_is_wrapped, trained.forward, trained.forward_failed)
+        forward = ForwardHook(self._agent, trained, loader.model_is_wrapped)
+        loader.feeds = forward.leave_modules
+        self._when("torch", "samples", forward.patch_modules)
         self._when("torch.utils.data.dataloader", "samples", loader.patch)
         self._when("torchdata.stateful_dataloader.stateful_dataloader", "samples", loader.patch_stateful)
         self._when("torch.nn.parallel.distributed", "samples", forward.patch_ddp)

@@ -14,6 +14,7 @@ import queue
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -62,6 +63,7 @@ class LoaderHook:
     def __init__(self, agent: Agent, ring: BatchRing, trained: TrainedBatches) -> None:
         self._agent, self._ring, self._trained = agent, ring, trained
         self._wrapped = False  # a DDP or FSDP model was seen; unless idle, it enters the forward phase itself
+        self.feeds: Callable[[], None] | None = None  # called with the first batch, unless the job has trained before
         self._inside: set[int] = set()  # threads that are in `__next__`
         self._handover = QueueHook(agent, ring)
         self._receive = agent.careful("samples")(self._receive_batch)
@@ -115,7 +117,7 @@ class LoaderHook:
             if agent.lasting.on_batch:
                 agent.lasting.receive(value)
             agent.epochs.receives(iterator)
-            if not self._wrapped or self._trained.wrapper_is_idle:
+            if not (self._wrapped or self._trained.makes_batches) or self._trained.wrapper_is_idle:
                 agent.phases.loosely(Phase.FORWARD)
                 if agent.triggers.current:
                     agent.triggers.enter(Phase.FORWARD)
@@ -149,6 +151,9 @@ class LoaderHook:
         has fetched the batch."""
         if "samples" not in self._agent.live:
             return
+        if self.feeds is not None and not self._trained.makes_batches:
+            self.feeds()
+            self.feeds = None
         drawn = iterator.__dict__.get(_DRAWN)
         index = drawn.popleft() if drawn else None
         if not getattr(iterator, "_in_order", True):

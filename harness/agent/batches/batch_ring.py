@@ -1,18 +1,15 @@
 """The last batches that were fetched, and which of them the job has trained on.
 
-A batch was trained on if its tensors were the inputs of a wrapped model (DDP, FSDP or FSDP2) in training, before a
-backward. In a job without a wrapped model, the newest batches that the loop has at a backward count."""
+A batch was trained on if its tensors were the inputs of a model whose forward is seen (forward_hooks.py) in training,
+before a backward. If no loader gives batches, these inputs are a batch of their own. In a job that has a loader and no
+wrapped model, the newest batches that the loop has at a backward count."""
 
 from __future__ import annotations
 
-import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...protocol.wire import Phase
-from ..agent import Agent
 from . import sample_digests
 from .sample_digests import Batch, KnownTensor, SampleView
 
@@ -162,15 +159,18 @@ class TrainedBatches:
 
     def __init__(self, ring: BatchRing) -> None:
         self._ring = ring
-        self._through_model = False  # a wrapped model has been seen in training
+        self._through_model = False  # the forward of a model has been seen in training
         self._forwards: list[Batch | None] = []  # since the last backward; None: an unknown batch
         self._committed: list[Batch | None] = []
         self._before = 0  # how many of them are older than the last backward
         self._handed_out = 0  # batches that the loop had got at the last backward
         self.wrapper_is_idle = False  # a backward came before any call of a wrapped model
+        self._own: Batch | None = None  # the inputs of the last forward that no loader had given
+        self.makes_batches = False  # the job has trained on inputs that no loader had given
+        self._evaluated = False  # a model was called without training since the last backward
 
     def forward(self, inputs: Any) -> None:
-        """Must be called when a wrapped model gets these inputs in training."""
+        """Must be called when a model gets these inputs in training."""
         self._through_model, self.wrapper_is_idle = True, False
         args, kwargs = inputs
         if (owner := self._ring.owner((*args, *kwargs.values()))) is not None:
@@ -178,15 +178,35 @@ class TrainedBatches:
             return
         views = sample_digests.look(inputs)
         batch = self._ring.match(views) if views else None
-        if batch is None and views and not (self._ring.has_fresh() or self._ring.is_blind):
-            batch = sample_digests.digest(views)  # there is no loader, or no loader feeds the model
+        if batch is None and views and not self._loader_feeds():
+            own = sample_digests.digest(views)
+            if self._own is None or (own.samples, own.tensors) != (self._own.samples, self._own.tensors):
+                self._own = own  # else a further forward of the same inputs, as in each call of a closure
+            batch = self._own
         self._forwards.append(batch)
+
+    def evaluates(self) -> None:
+        """Must be called when a model is called without training."""
+        self._evaluated = True
+
+    def _loader_feeds(self) -> bool:
+        """Whether inputs that match no batch of a loader may still come from one: a job that makes its own batches may
+        have a loader for evaluation."""
+        if self._ring.is_blind or not self.makes_batches:
+            return self._ring.is_blind or self._ring.has_fresh()
+        return self._ring.handed_out > self._handed_out and not self._evaluated
 
     def forward_failed(self) -> None:
         """Must be called when the forward raised an exception: nothing is trained on its inputs."""
         self._forwards = self._forwards[:-1]
 
+    def forget_forwards(self) -> None:
+        """Must be called when forwards are not seen any more."""
+        self._through_model, self._forwards, self._own = False, [], None
+
     def backward(self) -> None:
+        self.makes_batches = self.makes_batches or (self._own is not None and self._own in self._forwards)
+        self._evaluated = False
         self._before = len(self._committed)
         self._committed += self._forwards if self._through_model else [None]
         self._forwards = []
@@ -214,6 +234,7 @@ class TrainedBatches:
 
     def take(self) -> list[Batch]:
         """The batches of the segment that has ended, each once."""
+        self._own = None
         if len(self._committed) == 1 and (only := self._committed[0]) is not None:  # the same as below, but quicker
             self._committed = []
             self._ring.use(only)
@@ -225,88 +246,3 @@ class TrainedBatches:
         for batch in batches:
             self._ring.use(batch)
         return batches
-
-
-class ForwardHook:
-    """Hooks the forward of wrapped models. `wrapped` is called whenever a model is wrapped; `trained` gets the inputs
-    of each training forward; `failed` is called if that forward raises an exception."""
-
-    def __init__(
-        self, agent: Agent, wrapped: Callable[[], None], trained: Callable[[Any], None], failed: Callable[[], None]
-    ) -> None:
-        self._agent, self._wrapped = agent, agent.careful("samples")(wrapped)
-        self._trained, self._failed = agent.careful("samples")(trained), agent.careful("samples")(failed)
-        self._depth = 0
-
-    def patch_ddp(self, module: ModuleType) -> None:
-        self._patch_wrapper(module.DistributedDataParallel)
-
-    def patch_fsdp(self, module: ModuleType) -> None:
-        self._patch_wrapper(module.FullyShardedDataParallel)
-
-    def patch_fsdp2(self, module: ModuleType) -> None:
-        """Patches FSDP2, which wraps no module: it adds a hook before the module's forward."""
-        from torch import is_grad_enabled
-
-        state = module.FSDPState
-        self._cover_init(state)
-        original = state._root_pre_forward
-
-        @functools.wraps(original)
-        def _root_pre_forward(fsdp: Any, model: Any, args: Any, kwargs: Any) -> Any:
-            context = getattr(fsdp, "_state_ctx", None)
-            is_root = getattr(context, "iter_forward_root", None) is None
-            if self._agent.on and is_root and is_grad_enabled() and model.training:
-                self._begins((args, kwargs))
-                try:
-                    self._agent.enter(Phase.FORWARD)
-                except BaseException:
-                    self._failed()
-                    raise
-                self._agent.phases.leave(Phase.FORWARD)
-                self._agent.phases.loosely(Phase.FORWARD)  # until the backward
-            return original(fsdp, model, args, kwargs)
-
-        state._root_pre_forward = _root_pre_forward
-
-    def _patch_wrapper(self, wrapper: Any) -> None:
-        from torch import is_grad_enabled
-
-        self._cover_init(wrapper)
-        agent, original = self._agent, wrapper.forward
-
-        @functools.wraps(original)
-        def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            # The flag of the wrapped module is read, because Lightning does not set the wrapper's flag.
-            if not agent.on or self._depth or not is_grad_enabled() or not getattr(model, "module", model).training:
-                return original(model, *args, **kwargs)
-            self._begins((args, kwargs))
-            try:
-                agent.enter(Phase.FORWARD)
-                self._depth = 1
-                return original(model, *args, **kwargs)
-            except BaseException:
-                self._failed()
-                raise
-            finally:
-                self._depth = 0
-                agent.phases.leave(Phase.FORWARD)
-
-        wrapper.forward = forward
-
-    def _begins(self, inputs: Any) -> None:
-        if self._agent.changed is not None:
-            self._agent.changed(True)
-        if self._agent.state_begins is not None:
-            self._agent.state_begins(Phase.FORWARD, inputs)
-        self._trained(inputs)
-
-    def _cover_init(self, kind: Any) -> None:
-        original, wrapped = kind.__init__, self._wrapped
-
-        @functools.wraps(original)
-        def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
-            wrapped()
-            original(model, *args, **kwargs)
-
-        kind.__init__ = __init__

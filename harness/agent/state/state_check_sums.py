@@ -42,7 +42,6 @@ class StateSums:
         self._told: dict[str, Any] = {}  # what this process has written last, by its key in the event
         self._last: tuple[int, Any] = (-1, None)  # the last event of a save
         self._first: dict[str, list[str]] | None = None  # the parameters of the first step
-        self._has_forward = False
         self._begun: dict[str, Any] = {}  # what was read when the forward began
         self._tensors: dict[str, Named] = {}  # that were looked at last, until their sums are written
         careful = agent.careful(HOOK)
@@ -99,23 +98,22 @@ class StateSums:
         if threading.get_ident() != self._agent.thread or is_capturing(self._torch.cuda):
             return
         if phase is Phase.FORWARD:
-            self._has_forward = True
             if not self._begun:
                 given = dict(tensors_in("", inputs, self._torch.Tensor))
                 summed = self._summed({"inputs": given if len(given) <= _INPUTS else {}})
                 self._begun = {**self._at_start(), **summed, "rng": _generators(), "at": phase.value}
-        elif begun := self._begun:
+        elif not self._agent.sees_forwards:
+            self._agent.state_begins, self._begun = None, {}
+            at_start = self._at_start()
+            self._emit(Kind.BEGUN, {**at_start, "rng": _generators(), "at": phase.value, "modes": self._names.modes()})
+            self._tensors = {}
+        elif begun := self._begun:  # otherwise, a thread began to save in the middle of this step
             self._agent.state_begins, self._begun = None, {}
             if not self._agent.optimizers:  # only now it is known which parameters the losses reach
                 self._divide(begun)
             drawn = [name for name, state in _generators().items() if begun["rng"].get(name) != state]
             # Only now, because the first forward may have been that of an evaluation.
             self._emit(Kind.BEGUN, {**begun, "drawn": drawn, "modes": self._names.modes()})
-            self._tensors = {}
-        elif not self._has_forward:  # otherwise, a thread began to save in the middle of this step
-            self._agent.state_begins = None
-            at_start = self._at_start()
-            self._emit(Kind.BEGUN, {**at_start, "rng": _generators(), "at": phase.value, "modes": self._names.modes()})
             self._tensors = {}
 
     def _at_start(self) -> dict[str, Any]:

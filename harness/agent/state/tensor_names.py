@@ -86,7 +86,7 @@ class TensorNames:
         for each in gc.get_objects():
             kind = type(each)
             if id(kind) not in found:
-                wanted = plain if _may_optimize(kind) and not issubclass(kind, optimizer) else None
+                wanted = plain if may_optimize(kind) and not issubclass(kind, optimizer) else None
                 found[id(kind)] = modules if issubclass(kind, module) else wanted
             if (of_kind := found[id(kind)]) is not None:
                 of_kind.append(each)
@@ -174,7 +174,7 @@ def _alive(refs: Sequence[weakref.ref[Any]]) -> list[Any]:
     return [alive for ref in refs if (alive := ref()) is not None]
 
 
-def _may_optimize(kind: type) -> bool:
+def may_optimize(kind: type) -> bool:
     """Whether objects of this class may be optimizers: it has a method `step`, and is not torch's."""
     if not kind.__dictoffset__ or str(kind.__module__).partition(".")[0] == "torch":
         return False

@@ -56,7 +56,7 @@ class LearningRates:
         found: list[float | None] = []
         for group in optimizer.param_groups[:_MAX_GROUPS]:
             rate = group.get("lr")
-            found.append(rate if type(rate) is float else _number(rate))
+            found.append(rate if type(rate) is float else as_number(rate))
         return found
 
     def scheduler_step(self, optimizer: Any) -> int | None:
@@ -77,14 +77,15 @@ def optimizer_step(optimizer: Any) -> int | None:
     state = getattr(optimizer, "state", None) or {}
     for checked, entry in enumerate(state.values()):
         if isinstance(entry, dict) and "step" in entry:
-            value = _number(entry["step"])
+            value = as_number(entry["step"])
             return None if value is None else int(value)
         if checked == 4:
             break
     return None
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """A number or a tensor of one element as a number. None for None, and for a tensor that is not in CPU memory."""
     if value is None or (hasattr(value, "is_cpu") and (not value.is_cpu or value.numel() != 1)):
         return None
     return float(value)

@@ -19,6 +19,7 @@ from .iteration import Segment
 from .learning_rates import CounterOffset, LearningRates, optimizer_step
 from .loss import Losses
 from .parameter_updates import UpdateDetector
+from .plain_optimizers import PlainOptimizers
 from .step_counter import NOTHING, Closed, OptimizerTurns, StepCounter
 from .step_events import StepEvents
 
@@ -42,7 +43,7 @@ class StepHooks:
         self._loose = 0  # optimizers that were reported as loose
         self._said_unseen = False
         self._begun = False  # an optimizer of torch's has stepped
-        self._updates = UpdateDetector(agent)
+        self._updates, self._plain = UpdateDetector(agent), PlainOptimizers(agent)
         agent.reached = self._updates.parameters
         self._dummy = False
         self._state: Any = None
@@ -241,6 +242,8 @@ class StepHooks:
     def _backward_begins(self, tensors: Any) -> None:
         if not self._begun:
             self._updates.backward_begins(tensors)
+            if "lr" in self._agent.live:
+                self._plain.look()
         if self._agent.look_for_saves is not None:
             self._agent.look_for_saves()
         if self._agent.state_begins is not None:

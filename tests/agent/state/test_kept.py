@@ -22,6 +22,7 @@ def sums():
         print("sum", name, f"{int(one.detach().view(kinds[one.dtype]).sum(dtype=torch.int64)) % 2**64:016x}")
 step()
 """
+LOADER = "import torch; next(iter(torch.utils.data.DataLoader([1.0])))\n"
 
 
 def _told(ran: Any, what: str = "parameters") -> list[Any]:
@@ -200,14 +201,19 @@ step()
     assert after.data["modes"] == {"": "eval", "1": "train", "ModuleDict:": "eval"}
 
 
-def test_without_a_wrapper_the_backward_begins_the_step(rank: Any) -> None:
-    """And a model that draws no random numbers is seen to draw none."""
-    ran = rank.run(PREPARE + "step()", hooks=("steps", "samples", "checkpoints", "kept"))
-    assert [(one.step, one.data["at"]) for one in _begun(ran)] == [(0, "backward")]
+@pytest.mark.parametrize(("before", "at"), [("", "forward"), (LOADER, "backward")])
+def test_what_begins_a_step_without_a_wrapper(rank: Any, before: str, at: str) -> None:
+    """The forward of what the loop calls; the backward, if a data loader feeds it."""
+    ran = rank.run(before + PREPARE, hooks=("steps", "samples", "checkpoints", "kept"))
+    assert [(one.step, one.data["at"]) for one in _begun(ran)] == [(0, at)]
     assert set(_begun(ran)[0].data["parameters"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    without = rank.run(BEGIN.replace("DROP", "0.0") + "step(); dist.destroy_process_group()",
-                       hooks=("steps", "samples", "checkpoints", "kept"))  # fmt: skip
-    assert [one.data.get("drawn") for one in _begun(without)] == [None, []]
+
+
+def test_a_model_that_draws_no_random_numbers(rank: Any) -> None:
+    """It is seen to draw none."""
+    script = BEGIN.replace("DROP", "0.0") + "step(); dist.destroy_process_group()"
+    ran = rank.run(script, hooks=("steps", "samples", "checkpoints", "kept"))
+    assert [one.data["drawn"] for one in _begun(ran)] == [[]]
 
 
 def test_a_load_is_a_begin(rank: Any) -> None:

@@ -278,3 +278,59 @@ def step(loss):
     ran = rank.run(LOOP.replace("UPDATE", update))
     assert ran.code == 0, ran.output
     assert [len(step["losses"]) for step in ran.steps] == [2, 2, 2]
+
+
+RATES = """
+for number, (x, y) in enumerate(DataLoader(data, batch_size=4)):
+    BEFORE
+    loss = (model(x).squeeze() - y).pow(2).mean()
+    loss.backward(); optimizer.set(0.1 / (number + 1)) if AFTER else None; optimizer.step(); clear()
+"""
+PLAIN = {
+    "attribute": """
+    def __init__(self, params, lr): self.params, self.lr = list(params), lr
+    def set(self, lr): self.lr = lr
+""",
+    "groups": """
+    def __init__(self, params, lr):
+        self.param_groups = [{"params": [p], "lr": lr, "momentum": 0.9} for p in params]
+    params = property(lambda self: [p for group in self.param_groups for p in group["params"]])
+    def set(self, lr):
+        for group in self.param_groups: group["lr"] = lr
+""",
+    "tensor by name": """
+    def __init__(self, params, lr): self.named, self.learning_rate = dict(enumerate(params)), torch.tensor(lr)
+    params = property(lambda self: list(self.named.values()))
+    def set(self, lr): self.learning_rate = torch.tensor(lr, dtype=torch.float64)
+""",
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("keeps", PLAIN)
+def test_the_learning_rate_of_a_plain_class(rank: Any, keeps: str, when: str) -> None:
+    """It is that of the step, whether the loop sets it before the forward or after the backward, from the first step
+    on; beside an optimizer of torch's, too."""
+    update = f"""
+class Own:
+    {PLAIN[keeps].strip()}
+    @torch.no_grad()
+    def step(self):
+        for p in self.params: p.sub_(0.01 * p.grad)
+class Average:
+    def __init__(self, params): self.params, self.decay = list(params), 0.9
+    def step(self): pass
+optimizer, average = Own(params, 0.1), Average(params)
+"""
+    beside = "optimizer = Own(params[:2], 0.1)\nadam = torch.optim.Adam(params[2:], lr=0.5)\n"
+    loop = RATES.replace("AFTER", str(when == "after"))
+    loop = loop.replace("BEFORE", "optimizer.set(0.1 / (number + 1))" if when == "before" else "pass")
+    start = LOOP[: LOOP.index("for x, y")].replace("UPDATE", update)
+    ran = rank.run(start + loop)
+    groups = 4 if keeps == "groups" else 1
+    assert [step["lr"] for step in ran.steps] == [[pytest.approx(0.1 / n)] * groups for n in range(1, 7)], ran.output
+    assert ran.failures == []
+    rank.run(start + beside + loop.replace("optimizer.step()", "optimizer.step(); adam.step()"), attempt=1)
+    rates = [event.data["lr"] for event in rank.read() if event.attempt == 1 and event.kind.value == "step"]
+    groups = 2 if keeps == "groups" else 1
+    assert rates == [[pytest.approx(0.1 / n)] * groups + [0.5] for n in range(1, 7)]

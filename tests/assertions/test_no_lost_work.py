@@ -581,6 +581,9 @@ def test_copies_that_no_file_holds_are_judged_by_the_bound_alone(trainer: Any) -
     assert (unbound.outcome, "give `steps`" in unbound.reason) == (Outcome.INCONCLUSIVE, True), unbound.reason
     named = replace(run, plan=replace(nowhere, job=replace(nowhere.job, checkpoints="/job/checkpoints")))
     assert NoLostWork(steps=1).judge(named, []).outcome is Outcome.INCONCLUSIVE
+    unread = replace(named, artifacts={**named.artifacts, "inventory": {"root": "/job/checkpoints", "checkpoints": []}})
+    assert NoLostWork(steps=1).judge(unread, []).outcome is Outcome.PASSED
+    assert "in a format that is not read here, give `steps`" in NoLostWork().judge(unread, []).reason
 
 
 def test_a_rename_is_of_the_file_that_is_there(trainer: Any) -> None:

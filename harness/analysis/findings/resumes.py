@@ -281,15 +281,17 @@ def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
 
 
 def _has_no_files(run: Record) -> bool:
-    """Whether neither the scenario nor a save names a file of a checkpoint."""
-    return not (run.plan.job.checkpoints or run.history.saves)
+    """Whether no save to a file was seen, and the scenario names no folder, or one without any checkpoint that can be
+    read at the end."""
+    return not run.history.saves and (run.plan.job.checkpoints is None or checkpoints_of(run) == [])
 
 
 def _unseen(run: Record) -> str:
     """A clause about checkpoints at the end whose save was not seen, or about a job that may have none in files; else
     empty."""
     if _has_no_files(run):
-        return ": if no file holds its copies, give `steps`, which bounds what may be lost"
+        where = "in memory, or in a format that is not read here"
+        return f": if the job keeps them {where}, give `steps`, which bounds what may be lost"
     alone = [checkpoint.path for checkpoint in checkpoints_of(run) or [] if checkpoint.saved_s is None]
     return (
         f": nothing shows when {alone[0]} was saved. A save is seen if torch.save, torch.distributed.checkpoint or "

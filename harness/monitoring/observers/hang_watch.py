@@ -24,9 +24,10 @@ from typing import Any
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import Emit, Need, RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
+from torchaos.harness.monitoring.diagnosis.diagnosis import LOW
 from torchaos.harness.monitoring.diagnosis.live_job import find_py_spy
 from torchaos.harness.monitoring.observers.opinions import LogSilence, Opinion, Overdue, Rule, Stagnation, Tick
-from torchaos.harness.monitoring.observers.resource_use import Idle, spinning
+from torchaos.harness.monitoring.observers.resource_use import Idle, awaited, spinning
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import Plan
@@ -289,6 +290,9 @@ class HangWatch:
             diagnosis = live_job.diagnose(by_rank, stamps=self._stamps, hangs=True, py_spy=self._py_spy)
             for rank, words in (*spinning(self._gpus(), since), *self._ras.words(ranks).items()):
                 diagnosis.say(rank, words)
+            if not diagnosis.culprits:
+                for rank, words in awaited(self._gpus(), since):
+                    diagnosis.blame([rank], LOW, words)
             found = diagnosis.to_json()
             emit(Kind.HANG_DECLARED, {
                 "observers": sorted(sure.observer for sure in agreed), "ranks": found["culprits"], "since_s": since,

@@ -8,7 +8,7 @@ A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk,
 
 `spinning` adds a fact to the report of a hang: GPUs that only wait. A kernel that waits for another GPU, as NCCL's
 kernels do, keeps its own GPU busy all the time while no bytes go over the links. This is no reason to declare a hang,
-because a kernel that only computes looks the same."""
+because a kernel that only computes looks the same. `awaited` names the ranks for which such kernels wait."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.monitoring.diagnosis.wait_graph import ranges
 from torchaos.harness.monitoring.observers.opinions import Learned, Opinion
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
 from torchaos.harness.monitoring.probes.rank_probe import Sockets
 
-_BUSY, _LINKS = 99.0, {"nvlink_bytes": "NVLink", "pcie_bytes": "PCIe"}
+_BUSY, _UNUSED, _LINKS = 99.0, 1.0, {"nvlink_bytes": "NVLink", "pcie_bytes": "PCIe"}
 _MOST_LINK_BYTES = 1 << 20  # bytes per second over each link; even questions to the driver go over PCIe
 
 
@@ -44,6 +45,25 @@ def spinning(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[t
             over = " and ".join(f"{many:.0f} bytes over {words}" for words, many in moved.items())
             for rank in last.ranks:
                 yield rank, f"its GPU {gpu} was busy all the time for {took_s:.1f} s, and moved {over}"
+
+
+def awaited(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[tuple[int, str]]:
+    """Yields (rank, clause) for each rank whose GPU did nothing since `since_s`, if the GPUs of all other ranks only
+    wait, and these are more. Yields nothing if a GPU has fewer than two samples."""
+    waiting, idle = {rank for rank, _ in spinning(seen, since_s)}, dict[int, int]()
+    for gpu, samples in seen.items():
+        during = [sample for sample in samples if sample.at_s >= since_s]
+        if len(during) < 2:
+            return
+        if waiting.issuperset(own := during[-1].ranks):
+            continue
+        if any(sample.values.get("busy_percent", _BUSY) > _UNUSED for sample in during):
+            return
+        idle |= dict.fromkeys(own, gpu)
+    if len(idle) < len(waiting):
+        others = ranges(sorted(waiting))
+        for rank, gpu in idle.items():
+            yield rank, f"its GPU {gpu} did nothing, while the GPUs of {others} were busy and moved nothing"
 
 
 _WINDOW_S = 0.4  # CPU time is counted in units of 10 ms, so a shorter window would be too coarse

@@ -8,7 +8,7 @@ not right is judged again by this version, if the scenario is still the same and
 Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
 continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
 --seeds makes each run with the seeds 1 to N, of the job and of the scenario; --write then fills the mark `teeth-seeds`
-(lab/results/seeds.md). A defect is run without a twin if its assertion asks for none: the scenario as it is has one.
+(lab/results/seeds.md). A defect has one twin, or none if its assertion asks for none: the scenario as it is has all.
 Otherwise --write fills the marks `teeth` (lab/results/teeth.md) and `teeth-summary` (docs/measured/right-verdicts.md).
 What was not run again keeps its result of the first page.
 """
@@ -58,8 +58,8 @@ def main() -> int:
     for name, tooth, seed in due(names, options.kind, [*known, *read(results)], seeds):
         if time.monotonic() > end_s:
             break
-        alone = ["twin=none"] if seed and tooth and not tooth.needs_twin else []
-        bite = teeth.bite(name, tooth, options.out / "runs", alone, seed)
+        twins = [tooth.twins] if seed and tooth and tooth.twins else []
+        bite = teeth.bite(name, tooth, options.out / "runs", twins, seed)
         with open(results, "a") as file:
             file.write(bite.to_json() + "\n")
         mark = "right" if bite.right else "  -  " if bite.verdict == "refused" else "WRONG"

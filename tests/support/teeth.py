@@ -52,9 +52,12 @@ class Tooth:
         return not any(key.startswith("faults") for key in self.set)
 
     @property
-    def needs_twin(self) -> bool:
-        """Whether a twin could change what its assertion says."""
-        return self.fails not in _ALONE
+    def twins(self) -> str:
+        """The twins that its assertion needs, as --set. One is enough: further ones only show whether a job is
+        repeatable, which the scenario as it is has shown. Empty if the scenario itself says how many."""
+        if "\ntwin:" in (SCENARIOS / f"{self.scenario}.yaml").read_text():
+            return ""
+        return "twin=none" if self.fails in _ALONE else "twin={runs: 1}"
 
 
 def _as_json(value: Any) -> str:

@@ -98,6 +98,14 @@ def _words(scenario: dict[str, Any]) -> list[str]:
     return command if isinstance(command, list) else shlex.split(command)
 
 
+def test_a_defect_over_seeds_has_the_twins_that_its_assertion_needs() -> None:
+    """One, or none where a run is compared with itself alone; what a scenario says of its twins stands."""
+    twins = {(name, tooth.fails): tooth.twins for name, own in TABLE.items() for tooth in own}
+    assert twins["process/kill-rank", "loss_continuity"] == "twin={runs: 1}"
+    assert twins["process/kill-rank", "no_lost_work"] == "twin=none"
+    assert twins["node/minority-goes-on", "split_brain"] == ""
+
+
 def test_runs_over_seeds_are_counted_by_seed(tmp_path: Path) -> None:
     """A right run is due no more with its own seed only, and the page tells which seed was wrong."""
     program = runpy.run_path(str(teeth.REPOSITORY / "lab" / "campaigns" / "teeth.py"))

@@ -164,3 +164,25 @@ def test_optimizers_that_take_other_turns(trainer: Any, shift: int, told: bool) 
         assert (f"{claim}18 stood at 13 after it, and at 6 in the twin" in reason) is told
         assert "the data: " not in reason
         assert "global batch changed" not in reason
+
+
+def test_an_iteration_that_the_run_skips_one_later_than_the_twin(trainer: Any) -> None:
+    """A loss scale that grows one iteration late overflows one iteration late. The samples are drawn again and again,
+    so some samples of the iteration that the twin skipped are in other steps of the twin; the later steps agree."""
+
+    def made(kills: Any, skipped: int) -> Any:
+        def edit(event: Event, step: int) -> dict[str, Any]:
+            iteration = step + (step >= skipped)
+            rank = event.rank or 0
+            own = [(iteration + 1) * 4 + rank, 500 + iteration // 2]
+            return {
+                "sched_step": None, "losses": [float(iteration)], "samples": [f"d{index}" for index in own],
+                "indices": own, **({"dropped": 1} if step == skipped else {}),
+            }  # fmt: skip
+
+        return _edited(trainer(kills=kills).record(), edit)
+
+    run, twin = made(KILL, 19), made((), 18)
+    told = "than in the twin: 0 before step 18, and 1 in the twin"
+    for assertion in (SampleAccounting(), LossContinuity()):
+        assert told in (reason := assertion.judge(run, [twin]).reason), reason

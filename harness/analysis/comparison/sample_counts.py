@@ -334,8 +334,9 @@ ByStep = Mapping[int, Mapping[int, Execution]]
 def other_iterations(ours: ByStep, theirs: ByStep, until: int | None = None) -> str:
     """A clause about the first step, `until` at the latest, in which another optimizer stepped than in the twin, or
     before which another number of iterations was skipped. Empty if none was seen."""
-    mine, twins = StepTable.of(ours).up_to(until), StepTable.of(theirs)
-    return _by_turns(mine, twins) or _by_gradients(mine, twins) or _by_schedule(mine, twins)
+    every, twins = StepTable.of(ours), StepTable.of(theirs)
+    mine = every.up_to(until)
+    return _by_turns(mine, twins) or _by_gradients(mine, twins, every) or _by_schedule(mine, twins)
 
 
 def _by_turns(mine: StepTable, twins: StepTable) -> str:
@@ -358,34 +359,45 @@ def _by_turns(mine: StepTable, twins: StepTable) -> str:
     return "" if are_same(mine[step], twins[step]) else said("turn", step=step, ours=own, theirs=due)
 
 
-def _by_gradients(mine: StepTable, twins: StepTable) -> str:
+def _by_gradients(mine: StepTable, twins: StepTable, every: StepTable) -> str:
     """A clause about skipped iterations, shown by cleared gradients: the job cleared gradients without an optimizer
     step more or less often than the twin, and the samples of the next step are those of an iteration that is later, or
     earlier, by the difference. A job that warms up or tries a step again clears gradients too, and its samples stay as
-    they are."""
+    they are. `every`: all steps of the run."""
     both = Both.of(mine, twins)
     other = both.ours.any(~both.equal("dropped"))
-    iterations = twins.numbers + np.cumsum(twins.most(twins.executions.column("dropped")))  # of the twin, by step
+    iterations = _iterations(twins)
     for step in both.ours.numbers[other][:_SKIPPED_ENOUGH].tolist():
         rank = min(mine[step])
         own, due = mine[step][rank].dropped, twins[step][rank].dropped
         if own == due:
             return ""  # only some ranks dropped gradients: no iteration of the job
-        wanted = int(iterations[twins.numbers == step][0]) + own - due
-        there = twins.numbers[iterations == wanted].tolist()
-        if _is_of(mine[step], twins, there):
+        since = every.only(every.numbers >= step)
+        at = _iterations(since) + int(iterations[twins.numbers == step][0]) - due - 1  # the iterations of `since`
+        if _are_of(since, at, twins, iterations):
             return said("dropped", ours=own, theirs=due, step=step)
     return ""
 
 
-def _is_of(by_rank: Mapping[int, Execution], twins: StepTable, there: list[int]) -> bool:
-    """Whether the samples of a step are those of the twin's step `there`. If that is empty, because the twin skipped
-    that iteration or had ended by then: samples that the twin never used."""
-    if not all_known(by_rank):
+def _iterations(steps: StepTable) -> Array:
+    """For each step, how many iterations were made until it ended, skipped iterations among them."""
+    return np.cumsum(1 + steps.most(steps.executions.column("dropped")))
+
+
+def _are_of(since: StepTable, at: Array, twins: StepTable, iterations: Array) -> bool:
+    """Whether the first of these steps has the samples of the twin's step that made the same iteration. The twin may
+    have skipped that iteration, or ended before: then it has samples that the twin never used, or other samples than
+    in the twin, and the next step whose iteration the twin made has the samples of that."""
+    common, ours, theirs = np.intersect1d(at, iterations, return_indices=True)
+    if not all_known(first := since[int(since.numbers[0])]):
         return False
-    if there:
-        return all_known(twins[there[0]]) and are_same(by_rank, twins[there[0]])
-    own = counts_of(by_rank)
+    if len(common):
+        by_rank, others = since[int(since.numbers[ours[0]])], twins[int(twins.numbers[theirs[0]])]
+        if all_known(by_rank) and all_known(others) and are_same(by_rank, others):
+            return not ours[0] or not are_same(first, twins[int(since.numbers[0])])
+        if not ours[0]:
+            return False
+    own = counts_of(first)
     return bool(own) and not own.keys() & total_of(twins.values(), digests_of).keys()
 
 

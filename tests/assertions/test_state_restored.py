@@ -971,3 +971,21 @@ def test_replicas_that_no_longer_hold_the_same_are_others() -> None:
     assert _equal({0: "a" * 32, 1: None}, before) is None
     assert _equal({0: "a" * 32, 1: "b" * 32}, parts) is None
     assert _equal(parts, parts) is True
+
+
+def test_what_a_warm_up_began_with_is_no_reference(trainer: Any) -> None:
+    """A job loads, warms up with made-up data, and puts its state back: the state before counts, of the attempt
+    before."""
+    run = trainer(kills=((13, 1),), named=True).record()
+
+    def with_inputs(event: Event, total: str) -> Event:
+        return replace(event, data={**event.data, "inputs": {".0.0": ["float32 4x4", total]}})
+
+    begun = [event for event in run.events if event.kind is Kind.BEGUN and event.attempt == 1 and event.step == 0]
+    between_s = begun[0].mono_s - 1e-4
+    warmed = [replace(with_inputs(event, "1" * 16), mono_s=between_s - 1e-4) for event in begun]
+    events = [with_inputs(event, "0" * 16) if event.kind is Kind.BEGUN else event for event in run.events]
+    every = sorted((*events, *warmed), key=lambda event: event.mono_s)
+    found = begun_with(replace(run, events=tuple(every)), 1, 10, between_s)
+    assert found.seen["inputs"] == {0, 1}
+    assert not found.of("inputs")

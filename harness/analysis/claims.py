@@ -194,6 +194,10 @@ CLAIMS: Mapping[str, Claim] = {
         "nothing that was recorded explains why it had another number of backwards",
         "the losses of each backward of the step",
     ),
+    "batch divided": Claim(
+        "the job divided the same samples into another number of backwards: give a tolerance if it may",
+        "the samples of the step on all ranks, and the losses of each backward",
+    ),
     "update": Claim(
         "something that was not recorded acts on the gradients after the backward, or in the update, since the norms "
         "after the backward agree and the parameters after the step do not",

@@ -705,3 +705,32 @@ def test_the_loss_of_one_backward_is_not_told_as_that_of_the_step(trainer: Any) 
 
     finding = LossContinuity().judge(twice(trainer(kills=KILL).record(), 1.5), [twice(trainer().record(), 1.0)])
     assert finding.reason.startswith("the loss of backward 2 of 2 differs first in step 16 on rank 0: ")
+
+
+@pytest.mark.parametrize(("by", "tolerance", "passes"), [(1.0, 1e-3, True), (2.0, 1e-3, False), (1.0, None, False)])
+def test_a_batch_that_is_divided_into_more_backwards(
+    trainer: Any, by: float, tolerance: float | None, passes: bool
+) -> None:
+    """After a restart, a job may halve its micro-batches: with a tolerance, the sums of the losses are compared. A job
+    that then forgets to divide the losses fails, and so does the job without a tolerance."""
+
+    def divided(event: Event) -> Event:
+        if event.kind is not Kind.STEP or not event.attempt:
+            return event
+        half = by * event.data["losses"][0] / 2
+        return replace(event, data={**event.data, "losses": [half * (1 + 1e-6), half]})
+
+    run = trainer(kills=[(18, 1)]).record()
+    run = replace(run, events=tuple(map(divided, run.events)))
+    found = LossContinuity(tolerance=tolerance).judge(run, [trainer().record()])
+    assert (found.outcome is Outcome.PASSED) is passes, found.reason
+    told = (
+        "the same samples had another number of backwards"
+        if passes
+        else (
+            "into another number of backwards: give a tolerance"
+            if by == 1.0
+            else "why it had another number of backwards"
+        )
+    )
+    assert told in found.reason, found.reason

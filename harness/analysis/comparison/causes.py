@@ -27,8 +27,8 @@ from torchaos.harness.analysis.checkpointing.state_differences import (
     of_optimizer,
 )
 from torchaos.harness.analysis.claims import said
-from torchaos.harness.analysis.comparison.agreement import Difference, Differing, story
-from torchaos.harness.analysis.comparison.sample_counts import other_iterations
+from torchaos.harness.analysis.comparison.agreement import OTHER_WORLD, Difference, Differing, story
+from torchaos.harness.analysis.comparison.sample_counts import other_iterations, with_losses_of_whole_batches
 from torchaos.harness.analysis.comparison.sample_reasons import carried_inputs
 from torchaos.harness.analysis.comparison.step_facts import (
     Fact,
@@ -339,7 +339,8 @@ class _Resumed:
         """A clause about the cause if every recorded quantity agrees: in which part of a step it acts."""
         first, agreed = self._first, self._first.step - self._base - 1
         if first.what == "number of losses":
-            return said("backwards")
+            step = [StepTable.of({first.step: steps[first.step]}) for steps in (self._ours, self._theirs)]
+            return said("batch divided" if with_losses_of_whole_batches(*step, OTHER_WORLD)[1] else "backwards")
         if first.what == "parameters":
             if first.ours is None or first.theirs is None:
                 return said("not recorded", such="", part="backward or the update", why="no loss differs")

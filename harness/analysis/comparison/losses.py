@@ -21,7 +21,7 @@ from torchaos.harness.analysis.comparison.agreement import (
     without_losses,
 )
 from torchaos.harness.analysis.comparison.causes import Cause, likeliest_cause
-from torchaos.harness.analysis.comparison.sample_counts import with_losses_by_samples
+from torchaos.harness.analysis.comparison.sample_counts import with_losses_by_samples, with_losses_of_whole_batches
 from torchaos.harness.analysis.comparison.step_facts import is_scaled
 from torchaos.harness.analysis.ending import final_step, own_exit_code, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
@@ -81,9 +81,10 @@ class Comparison:
         self._unreported = unreported(history, self._done, twins[0].history, self._twins[0])
         self._ours, self._moved = with_losses_by_samples(self._done.without(self._unreported), self._twins[0])
         if tolerance is None:
-            self._limits = Tolerances.learned(self._twins)
+            self._limits, self._divided = Tolerances.learned(self._twins), list[int]()
         else:
             self._limits = Tolerances.given(tolerance, LOSS.typical(self._twins))
+            self._ours, self._divided = with_losses_of_whole_batches(self._ours, self._twins[0], tolerance)
 
     @property
     def _loss(self) -> Tolerance:
@@ -318,6 +319,9 @@ class Comparison:
         )
         if self._moved:
             means += f"; in {_steps(self._moved)} the ranks had each other's samples, and were compared by samples"
+        if self._divided:
+            means += f"; in {_steps(self._divided)} the same samples had another number of backwards, and the sums of "
+            means += "their losses were compared"
         if silent:
             none = "none in the other steps" if changed else "none, in the run or in the twin"
             means += f"; rank {_list(silent)} has {none}, and was left out"

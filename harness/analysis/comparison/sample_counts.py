@@ -20,6 +20,7 @@ from torchaos.harness.analysis.tolerance import Steps
 from torchaos.harness.record.history import Execution, StepTable
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.steps import Both
+from torchaos.harness.record.steps.columns import lengths
 from torchaos.harness.record.steps.execution import as_indices, sums_of, with_values
 
 Array = npt.NDArray[Any]
@@ -325,6 +326,32 @@ def _exchanged(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -
         with_values(own, {name: getattr(donor, name) for name in ("losses", "samples", "indices", "sums")})
         for own, donor in donors
     ]
+
+
+def with_losses_of_whole_batches(ours: StepTable, theirs: StepTable, allowed: float) -> tuple[StepTable, list[int]]:
+    """The run's steps as if each rank had divided its samples into as many backwards as in the twin: its losses are the
+    twin's, times what the sum of its own is of the sum of the twin's. And the numbers of the steps that this changed.
+    `allowed`: relative; if the sums are farther apart, the losses stay as they are."""
+    both, changed, new = Both.of(ours, theirs), list[int](), dict[int, Execution]()
+    many = [lengths(side.executions.column("losses")) for side in (both.ours, both.theirs)]
+    other = both.ours.any(many[0] != many[1])
+    for step in both.ours.numbers[other].tolist():
+        first = int(np.searchsorted(ours.executions.global_step, step))
+        whole = {rank: _of_whole_batch(own, theirs[step][rank], allowed) for rank, own in sorted(ours[step].items())}
+        if all(whole.values()):
+            changed.append(step)
+            new.update(enumerate((with_values(ours[step][r], {"losses": of}) for r, of in whole.items()), first))
+    return (StepTable(ours.executions.replaced(new)) if new else ours), changed
+
+
+def _of_whole_batch(own: Execution, twin: Execution, allowed: float) -> tuple[float, ...]:
+    """Empty if the samples or the losses are not the twin's."""
+    mine, twins = ([loss for loss in one.losses if loss is not None] for one in (own, twin))
+    seen = own.samples_seen and twin.samples_seen and len(mine) == len(own.losses) and len(twins) == len(twin.losses)
+    if not (seen and mine and sum(twins) and are_same({own.rank: own}, {own.rank: twin})):
+        return ()
+    factor = sum(mine) / sum(twins)
+    return tuple(loss * factor for loss in twins) if abs(factor - 1) <= allowed else ()
 
 
 _SKIPPED_ENOUGH = 10  # steps: a job may clear gradients in each of millions

@@ -14,10 +14,12 @@ from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.parameter_digest import ParameterDigest
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
+from torchaos.harness.analysis.checkpointing.carried_state import resumes_carried
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
 from torchaos.harness.analysis.comparison.parameters import meaning
+from torchaos.harness.analysis.findings import state_at_resume
 from torchaos.harness.interfaces import First, Outcome, What
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
@@ -493,3 +495,24 @@ def test_inputs_that_the_twin_never_had_may_be_made_with_random_numbers(trainer:
     )
     told = SampleAccounting().judge(run, [twin]).reason
     assert "no data loader gave them: the job may make them with random numbers" in told, told
+
+
+def test_a_parameter_that_a_load_makes_of_a_tie_is_a_cause(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that assigns tensors breaks the tie of two parameters: one more is trained, on each rank. The sums of all
+    parameters are then of other parameters."""
+
+    def begun(event: Event) -> dict[str, Any] | None:
+        own = {**event.data["parameters"], **({"head.weight": OTHER} if event.attempt else {})}
+        return {"parameters": own, "trained": [*own]}
+
+    def step(event: Event) -> dict[str, Any] | None:
+        return {"losses": [9.9]} if event.attempt and event.step == 1 else None
+
+    run = trainer(kills=KILL, named=True, state_seen=True).record()
+    run, twin = _edited(_edited(run, Kind.BEGUN, begun), Kind.STEP, step), trainer(named=True, state_seen=True).record()
+    told = "other parameters are trained than before: the parameters head.weight are trained, and were not"
+    assert told in (reason := LossContinuity().judge(run, [_edited(twin, Kind.BEGUN, begun)]).reason), reason
+    unknown = [replace(one, parameters=None) for one in resumes_carried(run)]
+    monkeypatch.setattr(state_at_resume, "resumes_carried", lambda _run: unknown)
+    found = StateRestored().judge(run, [])
+    assert (found.outcome, told in found.reason) == (Outcome.INCONCLUSIVE, True), found.reason

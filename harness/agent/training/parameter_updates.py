@@ -53,6 +53,8 @@ class UpdateDetector:
         if new and self._widened < _WIDENED:
             self._widened += 1
             self._widen()
+        if (self._agent.loads, self._agent.put_back) != self._handled:
+            self._marks = {}  # of a backward before a load: what changes from now on is an update
         self._mark()
 
     def _widen(self) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with
 from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSums
-from torchaos.harness.analysis.checkpointing.state_differences import MOMENTS, Other, of_optimizer
+from torchaos.harness.analysis.checkpointing.state_differences import MOMENTS, TRAINED, Other, in_words, of_optimizer
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import LOSS, ROUNDING
 from torchaos.harness.protocol.check_sums import is_of_nothing, is_whole, over_all, plain
@@ -62,6 +62,7 @@ class Carried:
     no_moments: bool = False  # no moments were seen, before the resume and after it
     all_trained: bool = False  # `frozen` are trained too, by the optimizer of another rank, or of a plain class
     after_forward: bool = False  # the buffers were read after the first forward, which may write into them
+    trained: str = ""  # which other parameters are trained than before
     generators: str = ""  # what was seen of the generators that the forward draws from and that are not as they were
 
     @property
@@ -211,6 +212,7 @@ class _Compared:
             no_moments=not begun.seen.get(MOMENTS) and all(map(is_of_nothing, self._sums_of_moments())),
             all_trained=frozen_names <= begun.trained,
             after_forward=begun.after_forward,
+            trained=in_words(begun.of(TRAINED), attempt.world_size),
             generators=begun.generators_in_words(begun.lost_generators, attempt.world_size),
         )  # fmt: skip
 

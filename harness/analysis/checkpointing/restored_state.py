@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from types import MappingProxyType
 
 from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
 from torchaos.harness.analysis.checkpointing.state_differences import (
@@ -187,7 +188,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
             if due := _due(mine, reference, quantity, alike):
                 _compare(found, quantity, mine, due)
                 break
-    _compare_trained(found, mine, went_on or saved or twins)
+    _compare_trained(found, mine, went_on or saved or twins, own.fresh)
     _compare_modes(found, mine, went_on if any(state.modes for state in went_on.values()) else twins)
     _compare_unsaved_generators(found, mine, own.fresh, went_on or twins)
     words = _Words(own, base, since_s, went_on or saved or twins, saved)
@@ -252,14 +253,18 @@ def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> N
                 found.others.append(Other(RNG, name, (rank,), ""))
 
 
-def _compare_trained(found: Begun, mine: Of, due: Of) -> None:
-    """Finds parameters that are trained now and were not trained before, or the other way round."""
+def _compare_trained(found: Begun, mine: Of, due: Of, fresh: Of = MappingProxyType({})) -> None:
+    """Finds parameters that are trained now and were not trained before, or the other way round. `fresh`: the states
+    with which the job began; a rank that then had the parameters of another rank has them still."""
     other: dict[str, list[int]] = defaultdict(list)
     for rank, state in mine.items() if due else ():
         reference = due.get(rank, due[min(due)])
-        for name in sorted(state.trained ^ reference.trained):
-            if name in _trained(state) and name in _trained(reference):
-                other[name].append(rank)
+        own, before = _trained(state), _trained(reference)
+        # A rank that has all its parameters, and more or fewer: such as the two of a tie that a load broke.
+        is_same = rank in due or (rank in fresh and _trained(fresh[rank]) == before)
+        comparable = own | before if is_same and (own <= before or own >= before) else own & before
+        for name in sorted((state.trained ^ reference.trained) & comparable):
+            other[name].append(rank)
         found.seen[TRAINED].add(rank)
     found.others += [Other(TRAINED, name, tuple(ranks), "") for name, ranks in other.items()]
 

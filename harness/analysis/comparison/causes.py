@@ -340,7 +340,9 @@ class _Resumed:
         first, agreed = self._first, self._first.step - self._base - 1
         if first.what == "number of losses":
             step = [StepTable.of({first.step: steps[first.step]}) for steps in (self._ours, self._theirs)]
-            return said("batch divided" if with_losses_of_whole_batches(step[0], step[1], OTHER_WORLD)[1] else "backwards")
+            return said(
+                "batch divided" if with_losses_of_whole_batches(step[0], step[1], OTHER_WORLD)[1] else "backwards"
+            )
         if first.what == "parameters":
             if first.ours is None or first.theirs is None:
                 return said("not recorded", such="", part="backward or the update", why="no loss differs")

@@ -44,6 +44,9 @@ def restored_state(run: Record) -> Finding:
         first_s = history.executions.of_attempt(lost.attempt.number).first_s()
         return replace(_lost(lost), at_s=first_s)
     blind = next((one for one in found if one.parameters is None or one.moments is None), None)
+    if blind and blind.trained:
+        told = f"{said('trained', found=blind.trained)}, over {blind.in_words}"
+        return inconclusive(f"{told}: the check sums of all parameters are of other parameters, and can't be compared")
     if blind:
         return inconclusive(
             f"over {blind.in_words}, the check sums of the ranks can't be added up, and each rank's sum differs "

@@ -334,3 +334,28 @@ optimizer, average = Own(params, 0.1), Average(params)
     rates = [event.data["lr"] for event in rank.read() if event.attempt == 1 and event.kind.value == "step"]
     groups = 2 if keeps == "groups" else 1
     assert rates == [[pytest.approx(0.1 / n)] * groups + [0.5] for n in range(1, 7)]
+
+
+def test_a_step_that_is_done_again_after_a_failed_backward(rank: Any) -> None:
+    """The job goes back to a copy in memory. The backward that failed is forgotten: the update after the load is a
+    step of its own, and not joined to the next one."""
+    update = (
+        LION
+        + """
+import copy
+kept, made = copy.deepcopy(model.state_dict()), 0
+def again(): raise RuntimeError("once")
+def step(loss):
+    global made
+    made += 1
+    handle = loss.register_hook(lambda _: again()) if made == 4 else None
+    try:
+        loss.backward()
+    except RuntimeError:
+        handle.remove(); clear(); model.load_state_dict(kept); return
+    lion.step(); clear()
+"""
+    )
+    ran = rank.run(LOOP.replace("UPDATE", update))
+    assert ran.code == 0, ran.output
+    assert [len(step["losses"]) for step in ran.steps] == [1] * 5, ran.steps

@@ -261,7 +261,7 @@ def _compare_trained(found: Begun, mine: Of, due: Of, fresh: Of = MappingProxyTy
         reference = due.get(rank, due[min(due)])
         own, before = _trained(state), _trained(reference)
         # A rank that has all its parameters, and more or fewer: such as the two of a tie that a load broke.
-        is_same = rank in due or (rank in fresh and _trained(fresh[rank]) == before)
+        is_same = mine.keys() == (fresh or due).keys() and (rank in due or _trained(fresh[rank]) == before)
         comparable = own | before if is_same and (own <= before or own >= before) else own & before
         for name in sorted((state.trained ^ reference.trained) & comparable):
             other[name].append(rank)

@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from gpt_ddp import replicate
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 
-def median(group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
+def median(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
     own = bucket.buffer()
     of_all = [torch.empty_like(own) for _ in range(group.size())]
     gathered: Future[Any] = dist.all_gather(of_all, own, group, async_op=True).get_future()

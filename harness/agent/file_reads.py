@@ -7,7 +7,7 @@ import sys
 from importlib.util import source_from_cache
 from typing import Any
 
-from ..protocol.rank_files import FAILED, LISTED, READ, WRITTEN
+from ..protocol.wire import FAILED, LISTED, READ, WRITTEN
 from .agent import Agent
 from .saving.saved_files import writes
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
-from ..protocol.rank_files import STACKS, STACKS_SIGNAL
+from ..protocol.wire import STACKS, STACKS_SIGNAL
 
 Then = Callable[[ModuleType], None]
 

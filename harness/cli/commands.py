@@ -81,7 +81,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
             "Find the release of a package that broke a recovery.",
             ("torchaos bisect chaos/kill-rank.yaml transformers=4.50..4.57",),
         ),
-        "exec": Listed("exec", "Record one node's part of a job that a scheduler starts."),
+        "exec": Listed("node", "Record one node's part of a job that a scheduler starts."),
     },
     "Read results": {
         "report": Listed(

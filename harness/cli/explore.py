@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from torchaos.harness import registry
 from torchaos.harness.cli import manage
-from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import (
     JOB,
     JSON,
@@ -31,7 +31,7 @@ from torchaos.harness.cli.options import (
     cli,
 )
 from torchaos.harness.cli.results import summarize
-from torchaos.harness.cli.run import GONE, Planned, plans_of, working_on, write_reports
+from torchaos.harness.cli.run import GONE, Planned, plans_of, signals, working_on, write_reports
 from torchaos.harness.crash_explorer.exploration import FOLDER, Exploration, Limits, RecordedResume, faults_of
 from torchaos.harness.crash_explorer.exploration_summary import ExplorationSummary, result_of
 from torchaos.harness.crash_explorer.recorded_run import check
@@ -43,7 +43,6 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask_words
-from torchaos.harness.registry import ready
 from torchaos.harness.release.repeats import ask_of
 from torchaos.harness.reporting import result_files as files
 from torchaos.harness.reporting.html import exploration_page as page
@@ -96,7 +95,7 @@ def explore(
     first = (resume or out / name).absolute()
     home = first if after is None else first / FOLDER / after.replace("/", "-").replace(" ", "-")
     one = replace(one, folder=RunDir(home))
-    again = ["torchaos", "explore", ready.shown(file), "--seed", str(one.plan.seed), *one.options]
+    again = ["torchaos", "explore", registry.scenario_name(file), "--seed", str(one.plan.seed), *one.options]
     again += [] if after is None else ["--after", after]
     check(one.plan, RunDir(first / "now"))
 

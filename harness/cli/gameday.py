@@ -16,11 +16,22 @@ import click
 from rich.console import Console
 from rich.markdown import Markdown
 
-from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import AS_JSON, CONSENT, JUNIT, PATH, QUIET, SEED, SET, SUMMARY, VERBOSE, WEBHOOK, cli
+from torchaos.harness.cli.options import (
+    AS_JSON,
+    CONSENT,
+    JUNIT,
+    PATH,
+    QUIET,
+    SEED,
+    SET,
+    SUMMARY,
+    VERBOSE,
+    WEBHOOK,
+    cli,
+    is_told,
+)
 from torchaos.harness.cli.results import notify, summarize
-from torchaos.harness.cli.run import GONE, write_reports
-from torchaos.harness.cli.run_output import is_told
+from torchaos.harness.cli.run import GONE, signals, write_reports
 from torchaos.harness.gameday import report
 from torchaos.harness.gameday.day import Day, DayRun
 from torchaos.harness.gameday.day_grammar import GameDay

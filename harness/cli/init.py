@@ -16,8 +16,8 @@ import click
 from rich.console import Console
 
 from torchaos.harness.cli import manage
-from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import PATH, QUIET, WithCommand, cli
+from torchaos.harness.cli.run import signals
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.record import Record

@@ -14,22 +14,20 @@ from rich.console import Console
 
 from torchaos.harness import registry
 from torchaos.harness.analysis.verdict import judge as judge_folder
-from torchaos.harness.cli.options import AS_JSON, JSON, JUNIT, RUN_DIR, RUN_DIRS, SUMMARY, VERBOSE, cli
+from torchaos.harness.cli.options import AS_JSON, JSON, JUNIT, RUN_DIR, RUN_DIRS, SUMMARY, VERBOSE, cli, is_told
 from torchaos.harness.cli.run import write_reports
-from torchaos.harness.cli.run_output import is_told
 from torchaos.harness.gameday.day_grammar import GameDay
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.result import ExitCode, Result, worst
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.registry import ready
 from torchaos.harness.release.gate_file import Gate
 from torchaos.harness.reporting.terminal import console as show
 from torchaos.harness.rollback.recovery import is_alive
 from torchaos.harness.running import capabilities
+from torchaos.harness.scenario.checks import DIALECT, json_schema
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.plugin_parameters import DIALECT, json_schema
 from torchaos.harness.scenario.yaml_source import read
 
 _MODELS: dict[str, type[BaseModel]] = {"scenario": Scenario, "gameday": GameDay, "gate": Gate}
@@ -87,7 +85,7 @@ def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
     (scenarios, injectors, assertions, conditions, launchers or formats) or FAMILY, such as checkpoint, each has a line.
     NAME: shows one of them in full."""
     kinds = [name for name in names if name in ("scenarios", *registry.GROUPS)]
-    every = {"scenarios": ready.names(), **{one: registry.names(one) for one in registry.GROUPS}}
+    every = {"scenarios": registry.scenario_names(), **{one: registry.names(one) for one in registry.GROUPS}}
     families = {_family(name) for many in every.values() for name in many} & set(names)
     parts = [name for name in names if name not in (*kinds, *families)]
 
@@ -96,7 +94,7 @@ def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
             name for name in every[kind] if not names or kind in kinds or name in parts or _family(name) in families
         ]
 
-    texts = {name: read(ready.folder() / f"{name}.yaml").data for name in wanted("scenarios")}
+    texts = {name: read(registry.scenarios_folder() / f"{name}.yaml").data for name in wanted("scenarios")}
     abouts = {name: str(data.get("description", "")) for name, data in texts.items()}
     groups = {one: {name: registry.find(one, name) for name in wanted(one)} for one in registry.GROUPS}
     known = {name for named in groups.values() for name in named} | abouts.keys()

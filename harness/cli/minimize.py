@@ -17,9 +17,8 @@ import click
 
 from torchaos.harness import registry
 from torchaos.harness.analysis.verdict import judge
-from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import JOB, PATH, QUIET, RUN_DIR, SEED, SET, ScenarioFile, WithCommand, cli
-from torchaos.harness.cli.run import plans_of
+from torchaos.harness.cli.run import plans_of, signals
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.minimize.package_bisect import Bisect, Packages, Range, Tries

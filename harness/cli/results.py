@@ -15,14 +15,27 @@ import click
 from rich.console import Console
 
 from torchaos.harness.analysis.verdict import judge, records_of, verdict_of
-from torchaos.harness.cli.options import AS_JSON, OTEL, PATH, RUN_DIR, RUN_DIRS, SUMMARY, VERBOSE, Ranks, RunFolder, cli
-from torchaos.harness.cli.run_output import RUNS, Command, is_told
+from torchaos.harness.cli.options import (
+    AS_JSON,
+    OTEL,
+    PATH,
+    RUN_DIR,
+    RUN_DIRS,
+    RUNS,
+    SUMMARY,
+    VERBOSE,
+    Command,
+    Ranks,
+    RunFolder,
+    cli,
+    is_told,
+)
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir, commit_in
-from torchaos.harness.reporting import exporters, gameday_history, html, short_report, trend_store
+from torchaos.harness.reporting import exporters, gameday_history, html, trend_store
 from torchaos.harness.reporting.compare_runs import TOLERANCE, Change, compare, overall
 from torchaos.harness.reporting.gameday_history import Night
 from torchaos.harness.reporting.html import index
@@ -105,7 +118,7 @@ def _write(to: Path, text: str, option: str, private: bool = False) -> None:
 
 def notify(url: str | None, kind: str, name: str, verdict: Verdict, why: Sequence[str], folder: str = "") -> None:
     """Sends the verdict to the server, if the user named a server. A server that does not answer changes no verdict."""
-    if url and (problem := short_report.post(url, kind, name, verdict, why, folder)):
+    if url and (problem := exporters.post(url, kind, name, verdict, why, folder)):
         click.echo(f"the verdict was not sent to the webhook: {problem}", err=True)
 
 
@@ -118,7 +131,7 @@ def summarize(results: Sequence[Result], path: Path | None) -> None:
         with suppress(ChaosError):  # a run that left too few files has no summary, only a reason
             happened[result.run_dir] = headline.happened(Record.load(RunDir(Path(result.run_dir))), result)
     try:
-        short_report.write(results, path, happened)
+        exporters.write(results, path, happened)
     except OSError as error:
         raise UsageError(f"{path}: the summary can't be written: {error.strerror}") from error
 

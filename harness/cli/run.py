@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,15 @@ from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Thread
+from types import FrameType
+from typing import Protocol
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+from torchaos.harness import registry
 from torchaos.harness.cli import manage
-from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.options import (
     AS_JSON,
     AT_LEAST,
@@ -36,14 +39,16 @@ from torchaos.harness.cli.options import (
     QUIET,
     RATE,
     REPEAT,
+    RUNS,
     SEED,
     SET,
     SUMMARY,
     VERBOSE,
     WithCommand,
     cli,
+    is_told,
+    remember,
 )
-from torchaos.harness.cli.run_output import RUNS, is_told, remember
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal
@@ -51,17 +56,16 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result, Verdict, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask, mask_words
-from torchaos.harness.registry import ready
 from torchaos.harness.release.repeats import Ask, Repeats, Repetitions, ask_of
 from torchaos.harness.reporting import result_files
 from torchaos.harness.reporting import result_files as jsonfile
+from torchaos.harness.reporting.exporters import annotation
 from torchaos.harness.reporting.result_files import placeholder_result
-from torchaos.harness.reporting.short_report import annotation
 from torchaos.harness.reporting.terminal import console as show
 from torchaos.harness.reporting.terminal.live import Live
 from torchaos.harness.reporting.terminal.many_runs import show_repeats
 from torchaos.harness.rollback.recovery import LeftBehind, before_a_run
-from torchaos.harness.running.housekeeping import at_work
+from torchaos.harness.running.housekeeping import at_work, is_halted
 from torchaos.harness.running.planner import make_plan, moments_in, warnings_of
 from torchaos.harness.running.planner.job_plan import check_script
 from torchaos.harness.running.scenario_run import ScenarioRun, error_result
@@ -249,7 +253,14 @@ def _run_one(
 ) -> Result:  # fmt: skip
     again = [
         *mask_words(
-            ["torchaos", "run", ready.shown(planned.source), "--seed", str(planned.plan.seed), *planned.options]
+            [
+                "torchaos",
+                "run",
+                registry.scenario_name(planned.source),
+                "--seed",
+                str(planned.plan.seed),
+                *planned.options,
+            ]
         )
     ]
     watcher = partial(_watched, console=Console(stderr=True, quiet=quiet))
@@ -311,3 +322,59 @@ def plan(
         show.warnings(one.warnings, Console())
         if one.ask.times > 1:
             click.echo(f" Repeated {one.ask.times} times, with increasing seeds: {one.ask.in_words}.\n")
+
+
+class Endable(Protocol):
+    def stop(self, reason: str) -> None: ...
+    def hurry(self, reason: str) -> None: ...
+
+
+class Interrupt:
+    """The signal handlers. After a signal, the current run is ended in order, rolled back and judged, and no other run
+    starts. After a second signal, the job gets no grace period and no more evidence is collected; the rollback is still
+    complete."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._target: Endable | None = None
+
+    def ends(self, target: Endable) -> None:
+        """Makes signals end this run from now on. If a signal came just before, the run is ended at once."""
+        self._target = target
+        if self.reason:
+            target.stop(self.reason)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        again, self.reason = self.reason is not None, self.reason or f"{_sender(number)} ended it"
+        if self._target:
+            self._target.hurry(self.reason) if again else self._target.stop(self.reason)
+
+
+def _sender(number: int) -> str:
+    if is_halted():
+        return "torchaos halt"
+    name = signal.Signals(number).name
+    return f"Ctrl-C ({name})" if number == signal.SIGINT and _has_terminal() else name
+
+
+def _has_terminal() -> bool:
+    """Whether somebody may have pressed Ctrl-C: a run that pytest started has no terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def signals() -> Iterator[Interrupt]:
+    interrupt = Interrupt()
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup: the run outlives its terminal
+        wanted.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in wanted}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.cli.options import AS_JSON, FILES, JOB, SET, WithCommand, cli
-from torchaos.harness.cli.run_output import is_told
+from torchaos.harness.cli.options import AS_JSON, FILES, JOB, SET, WithCommand, cli, is_told
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.running.planner import check_script, check_targets
-from torchaos.harness.scenario.checks import check
+from torchaos.harness.scenario.checks import Tell, check
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.loader import kind_in, load_as, other_job
-from torchaos.harness.scenario.plugin_parameters import Tell
 from torchaos.harness.scenario.yaml_source import Source, read
 
 

@@ -32,7 +32,7 @@ import mfusepy
 
 from torchaos.harness.crash_explorer.operations import OperationKind
 from torchaos.harness.crash_explorer.recording_log import Note, Query, RecordingLog, TreeRemoval, is_given
-from torchaos.harness.fault_drivers.fs_rules import Rules
+from torchaos.harness.fault_drivers.storage_faults import Rules
 from torchaos.harness.fault_drivers.storage_fs import FaultyFs, FaultyOperations, serve
 from torchaos.harness.rollback.file_handles import Mount
 

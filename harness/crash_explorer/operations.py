@@ -29,7 +29,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
-from torchaos.harness.fault_drivers.fs_rules import rank_of
+from torchaos.harness.fault_drivers.storage_faults import rank_of
 from torchaos.harness.protocol.collective_stamps import Stamp, read_stamps
 from torchaos.harness.protocol.wire import ENV_PLAN, Event, Kind, Phase
 

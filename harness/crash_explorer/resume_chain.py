@@ -34,7 +34,7 @@ from torchaos.harness.crash_explorer.resume_outcomes import (
 from torchaos.harness.crash_explorer.resume_runs import Resume, ResumeRuns, checkpoints_in
 from torchaos.harness.crash_explorer.resumers import LauncherResume, ResumeTrace, WarmResumes, difference
 from torchaos.harness.host.disk import owner_only, write_atomically
-from torchaos.harness.protocol.rank_files import MANIFESTS
+from torchaos.harness.protocol.wire import MANIFESTS
 from torchaos.harness.record.rundir import RunDir
 
 

@@ -32,8 +32,7 @@ from torchaos.harness.crash_explorer.synthetic_crash import truncate_all
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import Harm, Need, UsageError
 from torchaos.harness.protocol.agent_plan import AgentPlan
-from torchaos.harness.protocol.rank_files import MANIFESTS
-from torchaos.harness.protocol.wire import Event, Kind
+from torchaos.harness.protocol.wire import MANIFESTS, Event, Kind
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.history.saves_and_loads import handled_paths
 from torchaos.harness.record.plan import Named, Plan

@@ -23,7 +23,7 @@ from typing import Any
 
 import mfusepy
 
-from torchaos.harness.fault_drivers.fs_rules import GROWS, Rules, rank_of
+from torchaos.harness.fault_drivers.storage_faults import GROWS, Rules, rank_of
 from torchaos.harness.rollback.file_handles import Mount
 
 _LOOK_S = 0.01  # seconds

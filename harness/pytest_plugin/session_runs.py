@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness import registry
 from torchaos.harness.host.processes import end_with
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.pytest_plugin import ENDINGS, RAN
@@ -38,7 +39,7 @@ from torchaos.harness.pytest_plugin.outcome import (
     of_options,
     shown,
 )
-from torchaos.harness.registry import ready, suggest
+from torchaos.harness.registry import suggest
 from torchaos.harness.scenario.yaml_source import Source, read
 
 _LOOK_S = 0.2  # seconds between two tries to get a slot
@@ -153,7 +154,7 @@ def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
     found = next((place for place in places if place.is_file()), None)
     if found is None and not Path(name).suffix:
         try:
-            found = ready.found(name)
+            found = registry.find_scenario(name)
         except UsageError as error:
             raise Broken(str(error)) from None
     if found is None or not found.is_file():

@@ -4,7 +4,7 @@
     plan.json           the plan (plan.Plan)
     agent/plan.json     the plan for the ranks (plan.AgentPlan)
     agent/pages/*.page  one control page for each fault
-    agent/manifests/    digests of each save, chunk by chunk (protocol/rank_files.py), if checkpoints are watched
+    agent/manifests/    digests of each save, chunk by chunk (protocol/wire.py), if checkpoints are watched
     agent/reads/        the job's own files that each rank of a twin read (agent/file_reads.py)
     agent/imported      the modules that rank 0 of an exploration imported (agent/hooks.py)
     agent/stamps/       begin and end of each rank's last collectives, if an assertion needs them

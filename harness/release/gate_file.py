@@ -15,10 +15,10 @@ from pydantic import BeforeValidator, Field
 from torchaos.harness import registry
 from torchaos.harness.base_classes import Seconds
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.scenario.checks import Tell, check_parameters
 from torchaos.harness.scenario.grammar import Item, Items, Scenario
 from torchaos.harness.scenario.loader import load as load_scenario
 from torchaos.harness.scenario.loader import load_as
-from torchaos.harness.scenario.plugin_parameters import Tell, check_parameters
 from torchaos.harness.scenario.values import NAME, Strict
 from torchaos.harness.scenario.yaml_source import Keys
 

@@ -29,7 +29,7 @@ from torchaos.harness.interfaces import ChaosError, Handle, Irreversible, UsageE
 from torchaos.harness.protocol.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.handles import to_json
-from torchaos.harness.rollback.undo_executor import BOUND_S, UndoExecutor, UndoResult
+from torchaos.harness.rollback.reaper import BOUND_S, UndoExecutor, UndoResult
 
 ANSWER_S = 30.0  # seconds to wait for an answer, which may need an fsync on a busy disk
 

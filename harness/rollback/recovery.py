@@ -16,8 +16,8 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.handles import JobProcesses, to_json
+from torchaos.harness.rollback.reaper import UndoExecutor, UndoResult
 from torchaos.harness.rollback.reaper_client import Busy, UndoError, undo_from_log
-from torchaos.harness.rollback.undo_executor import UndoExecutor, UndoResult
 from torchaos.harness.rollback.undo_log import OpenRun, UndoRecord
 
 PROBES = ".probes"  # the mark of commands that conditions run is the run's id with this suffix

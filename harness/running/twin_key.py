@@ -28,11 +28,11 @@ from typing import Any
 from torchaos.harness import agent, checkpoints, protocol, registry
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import Launcher
-from torchaos.harness.protocol.rank_files import FAILED, LISTED, READ, WRITTEN
+from torchaos.harness.protocol.wire import FAILED, LISTED, READ, WRITTEN
 from torchaos.harness.record.environment import editable, importable, installed, job_python
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.scenario.plugin_parameters import made
+from torchaos.harness.scenario.checks import made
 
 _MOST_BYTES = 1 << 20  # of a source; only this part is searched
 _WORD = re.compile(rb"[A-Za-z_]\w*")

@@ -16,11 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from torchaos.harness import registry
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.registry import ready
-from torchaos.harness.scenario.checks import check
+from torchaos.harness.scenario.checks import Tell, check, with_settings
 from torchaos.harness.scenario.grammar import Job, Scenario
 from torchaos.harness.scenario.mistakes import Rest, in_file, most_telling, words
-from torchaos.harness.scenario.plugin_parameters import Tell, with_settings
 from torchaos.harness.scenario.values import fill_some
 from torchaos.harness.scenario.yaml_source import (
     Keys,
@@ -234,7 +232,7 @@ def with_job(source: Source, other: Source) -> Source:
     own = source.data.get("job")
     if not isinstance(own, dict):
         own = {}
-    if source.path.is_relative_to(ready.folder()) and not _is_plain(own.get("command")):
+    if source.path.is_relative_to(registry.scenarios_folder()) and not _is_plain(own.get("command")):
         problem = "this scenario needs its own job, which starts more than torchrun; write your job into a copy"
         raise ScenarioError(source.path, [Problem(source.place(("job", "command")), problem)])
     kept = {name: own[name] for name in _KEPT if name in own}

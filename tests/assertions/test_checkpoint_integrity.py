@@ -724,7 +724,7 @@ def test_a_save_that_raced_with_training_is_not_called_damage(trainer: Any) -> N
 
 def test_a_scenario_may_list_what_is_ignored() -> None:
     """As YAML gives it."""
-    from torchaos.harness.scenario.plugin_parameters import check_parameters
+    from torchaos.harness.scenario.checks import check_parameters
 
     told: list[object] = []
     given = {"ignore": ["args.*"], "tolerance": 1e-3}

@@ -13,7 +13,7 @@ from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Need, Outcome
 from torchaos.harness.protocol.wire import FIELDS, Event, Kind
 from torchaos.harness.record.record import Record
-from torchaos.harness.scenario.plugin_parameters import check_parameters
+from torchaos.harness.scenario.checks import check_parameters
 
 PASSED, FAILED, INCONCLUSIVE = Outcome.PASSED, Outcome.FAILED, Outcome.INCONCLUSIVE
 

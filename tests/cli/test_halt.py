@@ -23,7 +23,7 @@ with at_work(sys.argv[1:]):
 """
 TELLS = """
 import signal, time
-from torchaos.harness.cli.interrupt import signals
+from torchaos.harness.cli.run import signals
 from torchaos.harness.running.housekeeping import at_work
 with at_work(["kill-rank"]), signals() as interrupted:
     print("up", flush=True)

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from torchaos.harness import registry
 from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.registry import ready
 from torchaos.harness.running import capabilities
 
 REPOSITORY = Path(__file__).parents[2]
@@ -119,7 +118,7 @@ def test_the_list_is_short() -> None:
     lines = CliRunner().invoke(cli, ["list", "assertions"]).output.split("Assertions")[1].strip().splitlines()
     assert len(lines) == len(registry.names("assertions"))
     scenarios = CliRunner().invoke(cli, ["list", "scenarios"]).output.strip().splitlines()
-    assert len([line for line in scenarios if line]) == 2 + len(ready.names())
+    assert len([line for line in scenarios if line]) == 2 + len(registry.scenario_names())
     whole = CliRunner().invoke(cli, ["list", "-v"]).output
     short = CliRunner().invoke(cli, ["list"]).output
     assert len(short.splitlines()) < 24 < 200 < len(whole.splitlines())

@@ -11,11 +11,11 @@ import yaml
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from torchaos.harness import registry
 from torchaos.harness.cli import cli
 from torchaos.harness.cli.run import run
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.registry import ready
 from torchaos.harness.running import planner
 from torchaos.harness.running.planner.fault_plans import OWN_STORE
 from torchaos.harness.scenario.loader import job_in, job_of, load, text_of
@@ -98,7 +98,7 @@ def test_what_is_refused(project: Path, words: list[str], said: str) -> None:
 
 def test_the_run_directory_keeps_the_scenario_with_the_job(project: Path) -> None:
     """It can be run again from there, and a gate never takes it for a run of the file alone."""
-    file = ready.folder() / "process/kill-rank.yaml"
+    file = registry.scenarios_folder() / "process/kill-rank.yaml"
     assert text_of(file, None) == file.read_bytes()
     for job in (job_of(MINE), job_in(project / "mine.yaml")):
         kept = yaml.safe_load(text_of(file, job))
@@ -116,7 +116,9 @@ def test_the_kept_job_names_no_file_relative_to_its_own(project: Path) -> None:
         "pods": {"manifest": "pods.yaml"}, "container": {"image": "host", "mounts": ["data:/data"]},
     }  # fmt: skip
     (project / "pods-job.yaml").write_text(yaml.safe_dump({"job": job}))
-    kept = yaml.safe_load(text_of(ready.folder() / "process/kill-rank.yaml", job_in(project / "pods-job.yaml")))["job"]
+    kept = yaml.safe_load(
+        text_of(registry.scenarios_folder() / "process/kill-rank.yaml", job_in(project / "pods-job.yaml"))
+    )["job"]
     assert kept == {
         "command": f"torchrun {project}/train.py", "env": {"A": f"{{{{here}}}}{project}/a", "B": "{run}"},
         "pods": {"manifest": f"{project}/pods.yaml"},
@@ -126,7 +128,9 @@ def test_the_kept_job_names_no_file_relative_to_its_own(project: Path) -> None:
 
 def test_a_secret_of_the_command_line_is_masked_in_the_kept_scenario(project: Path) -> None:
     """As in a scenario file: the page of a run shows the text."""
-    text = text_of(ready.folder() / "process/kill-rank.yaml", job_of([*MINE, "--api-token", "s3cr3t-word"])).decode()
+    text = text_of(
+        registry.scenarios_folder() / "process/kill-rank.yaml", job_of([*MINE, "--api-token", "s3cr3t-word"])
+    ).decode()
     assert "s3cr3t-word" in text
     assert "s3cr3t-word" not in mask(text)
 
@@ -137,8 +141,8 @@ def test_which_ready_scenarios_take_another_job(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(planner, "_check_machine", lambda needs, file: None)
     two_nodes = [MINE[0], "--nnodes", "2", "--nproc-per-node", "1", *MINE[3:]]
     refused = {}
-    for name in ready.names():
-        file = ready.folder() / f"{name}.yaml"
+    for name in registry.scenario_names():
+        file = registry.scenarios_folder() / f"{name}.yaml"
         try:
             job = job_of(MINE if "launcher:" not in file.read_text() else two_nodes)
             scenario = load(file, (), job)
@@ -149,13 +153,13 @@ def test_which_ready_scenarios_take_another_job(monkeypatch: pytest.MonkeyPatch,
     assert {name for name in refused if name.startswith(plain) and "/nccl-" not in name} == set()
     assert {"proxy/s3-slow", "gpu/xid-79", "node/minority-goes-on", "storage/really-full"} <= refused.keys()
     assert all("NCCL_P2P_DISABLE" in why for name, why in refused.items() if "/nccl-" in name)
-    assert len(refused) < len(ready.names()) / 3
+    assert len(refused) < len(registry.scenario_names()) / 3
 
 
 def test_names_are_listed_and_completed() -> None:
     """`torchaos list scenarios` has every name with its description, and a shell completes the names."""
     shown = CliRunner().invoke(cli, ["list", "scenarios"], catch_exceptions=False).stdout
-    assert [line.split()[0] for line in shown.splitlines() if "/" in line][-5:] == [*ready.FIRST]
+    assert [line.split()[0] for line in shown.splitlines() if "/" in line][-5:] == [*registry.FIRST_SCENARIOS]
     assert shown.count("process/kill-rank") == 1
     assert "One rank dies without warning" in " ".join(shown.split())
     completions = ShellComplete(cli, {}, "torchaos", "_C").get_completions(["run"], "process/kill-r")

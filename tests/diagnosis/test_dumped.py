@@ -63,8 +63,6 @@ def test_a_process_without_the_handler_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "stacks" / "rank0-a1-p1.txt").touch()
     with _rank(tmp_path, HANGS["in a sleep"]) as ranks:
         assert live_job.ask(ranks, tmp_path / "stacks") == {}
-    own = (
-        "import signal\nfrom torchaos.harness.protocol.rank_files import STACKS_SIGNAL as S\nsignal.signal(S, print)\n"
-    )
+    own = "import signal\nfrom torchaos.harness.protocol.wire import STACKS_SIGNAL as S\nsignal.signal(S, print)\n"
     with _rank(tmp_path / "own", own + LISTENS + HANGS["in a sleep"]) as ranks:
         assert live_job.ask(ranks, tmp_path / "own" / "stacks") == {}

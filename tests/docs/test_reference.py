@@ -13,8 +13,8 @@ from torchaos.harness.gameday.day_grammar import GameDay
 from torchaos.harness.protocol import wire
 from torchaos.harness.record import result
 from torchaos.harness.running.capabilities import known
+from torchaos.harness.scenario.checks import with_settings
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.plugin_parameters import with_settings
 from torchaos.harness.scenario.values import Strict
 
 

@@ -20,7 +20,7 @@ from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import Kind, Phase
-from torchaos.harness.scenario.plugin_parameters import check_parameters
+from torchaos.harness.scenario.checks import check_parameters
 
 from .conftest import Operation, snapshot, state_of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.fault_drivers.fs_rules import Rules
+from torchaos.harness.fault_drivers.storage_faults import Rules
 from torchaos.harness.interfaces import ChaosError, Target
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.file_handles import Mount, mounts

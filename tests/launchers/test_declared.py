@@ -21,8 +21,8 @@ from torchaos.harness.interfaces import Capability, Handle, JobSpec, Launcher, N
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
+from torchaos.harness.scenario.checks import json_schema
 from torchaos.harness.scenario.loader import load
-from torchaos.harness.scenario.plugin_parameters import json_schema
 
 
 class Bare(Launcher):

@@ -16,7 +16,7 @@ import yaml
 
 from torchaos.harness.analysis.felt_evidence import died
 from torchaos.harness.analysis.verdict import judge
-from torchaos.harness.cli.exec import make
+from torchaos.harness.cli.node import make
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.agent_plan import AgentPlan
 from torchaos.harness.protocol.wire import FIELDS, Event, EventFile, Kind

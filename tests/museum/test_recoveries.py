@@ -7,7 +7,7 @@ import pytest
 import recoveries
 from recoveries import CELLS, FRAMEWORKS, ROOT, Told
 
-from torchaos.harness.registry import ready
+from torchaos.harness import registry
 from torchaos.harness.scenario.loader import load
 
 
@@ -16,7 +16,7 @@ from torchaos.harness.scenario.loader import load
 def test_a_column_is_a_ready_scenario(name: str, framework: str) -> None:
     """With the changes for each framework, it loads."""
     cell = CELLS[name]
-    assert load(ready.found(cell.scenario), recoveries.changes(FRAMEWORKS[framework], cell)).faults
+    assert load(registry.find_scenario(cell.scenario), recoveries.changes(FRAMEWORKS[framework], cell)).faults
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda framework: framework.name)

@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import to_json
-from torchaos.harness.rollback.undo_executor import UndoExecutor
+from torchaos.harness.rollback.reaper import UndoExecutor
 from torchaos.harness.rollback.undo_log import UndoRecord
 
 

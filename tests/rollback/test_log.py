@@ -14,12 +14,12 @@ import pytest
 from torchaos.harness.interfaces import Handle
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.wire import start_ticks
-from torchaos.harness.rollback import undo_executor
+from torchaos.harness.rollback import reaper
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import PageSlot, to_json
 from torchaos.harness.rollback.network_handles import Names
+from torchaos.harness.rollback.reaper import UndoExecutor
 from torchaos.harness.rollback.reaper_client import UndoError, undo_from_log
-from torchaos.harness.rollback.undo_executor import UndoExecutor
 from torchaos.harness.rollback.undo_log import State, UndoLog, UndoRecord, path_of, read
 
 
@@ -122,7 +122,7 @@ def test_reverse_order(run_dir: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_restore_that_hangs_is_left_behind(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One restore that never ends is said to hang, and the others are undone."""
-    monkeypatch.setattr(undo_executor, "BOUND_S", 0.3)
+    monkeypatch.setattr(reaper, "BOUND_S", 0.3)
     hanging = _file(tmp_path, "a")
     os.mkfifo(tmp_path / "fifo")  # whoever opens it waits for a writer
     hanging["copy"] = str(tmp_path / "fifo")

@@ -23,9 +23,8 @@ from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback import undo_log
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import JobProcesses, PageSlot, Process
-from torchaos.harness.rollback.reaper import Reaper
+from torchaos.harness.rollback.reaper import Reaper, UndoExecutor
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError, undo_from_log
-from torchaos.harness.rollback.undo_executor import UndoExecutor
 from torchaos.harness.rollback.undo_log import State, path_of, read
 
 STAND_IN = Path(__file__).with_name("stand_in.py")

@@ -14,7 +14,7 @@ import pytest
 from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, of_run
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.protocol.wire import ENV_RUN_ID
-from torchaos.harness.rollback import container_handles, undo_executor
+from torchaos.harness.rollback import container_handles, reaper
 from torchaos.harness.rollback.container_handles import Containers
 from torchaos.harness.running.launchers.docker import Docker
 
@@ -103,7 +103,7 @@ def test_it_ends_before_the_executor_gives_it_up(
     in_: Callable[..., Containers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is left behind works beside the next handles: no request outlasts the end by more than a second."""
-    assert container_handles._END_S + 2 < undo_executor.BOUND_S
+    assert container_handles._END_S + 2 < reaper.BOUND_S
     monkeypatch.setattr(container_handles, "_END_S", 2.0)
     slow, end = Slow(a=0), time.monotonic() + 2.0
     in_(slow).undo()

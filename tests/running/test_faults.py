@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.cli.interrupt import Interrupt, signals
-from torchaos.harness.cli.run import Planned, _apart
+from torchaos.harness.cli.run import Interrupt, Planned, _apart, signals
 from torchaos.harness.fault_drivers.site import OutsideSite, Victim
 from torchaos.harness.host.processes import stat
 from torchaos.harness.interfaces import ChaosError, Need, RankProcess, Target, UsageError
@@ -33,9 +32,9 @@ from torchaos.harness.registry import find
 from torchaos.harness.release.repeats import Ask
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import Process, from_json, to_json
+from torchaos.harness.rollback.reaper import UndoResult
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.rollback.recovery import LeftBehind
-from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.engine.fault_lifecycle import FaultContext, FaultLife, FaultPages, victims_of
 from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.fault_checks import NotPermitted

@@ -9,7 +9,7 @@ import pytest
 
 from torchaos.harness.base_classes import Share
 from torchaos.harness.interfaces import ChaosError, UsageError
-from torchaos.harness.scenario.plugin_parameters import check_parameters
+from torchaos.harness.scenario.checks import check_parameters
 
 AT = ("faults", 0, "with")
 

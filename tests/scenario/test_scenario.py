@@ -9,8 +9,8 @@ import pytest
 from malformed import CASES, GOOD, Case
 from warm import torchaos
 
+from torchaos.harness.scenario.checks import json_schema
 from torchaos.harness.scenario.loader import load
-from torchaos.harness.scenario.plugin_parameters import json_schema
 from torchaos.harness.scenario.values import fill
 from torchaos.harness.scenario.yaml_source import ScenarioError
 

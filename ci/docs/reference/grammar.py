@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from torchaos.harness.gameday.day_grammar import GameDay
+from torchaos.harness.scenario.checks import with_settings
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.plugin_parameters import with_settings
 
 from .markdown import NOTHING, code, default, table, words
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 from torchaos.harness import registry
 from torchaos.harness.interfaces import Need
 from torchaos.harness.running.capabilities import known
-from torchaos.harness.scenario.plugin_parameters import parameters_of, schema_of
+from torchaos.harness.scenario.checks import parameters_of, schema_of
 
 from .markdown import NOTHING, code, default, doc, table, words
 

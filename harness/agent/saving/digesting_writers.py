@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from ...protocol.rank_files import CHUNK, THREAD
+from ...protocol.wire import CHUNK, THREAD
 
 
 def _xxh3() -> Any:

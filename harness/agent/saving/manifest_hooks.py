@@ -1,4 +1,4 @@
-"""Writes a manifest (protocol/rank_files.py) for each save, by wrapping torch.save, safetensors, Lightning and the
+"""Writes a manifest (protocol/wire.py) for each save, by wrapping torch.save, safetensors, Lightning and the
 streams of torch.distributed.checkpoint.
 
 If bytes pass through Python on their way to the file (torch.distributed.checkpoint, open files, Lightning, torch's

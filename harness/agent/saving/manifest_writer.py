@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
-from ...protocol.rank_files import CHUNK, MANIFEST_VERSION, MANIFESTS, gaps
+from ...protocol.wire import CHUNK, MANIFEST_VERSION, MANIFESTS, gaps
 from ..agent import Agent
 from .digesting_writers import ALGORITHM, Helper, Tee, Tensors, xxh3_64
 

@@ -1,4 +1,4 @@
-"""The manifests that the agent wrote during saves (protocol/rank_files.py): digests, chunk by chunk, of the bytes in
+"""The manifests that the agent wrote during saves (protocol/wire.py): digests, chunk by chunk, of the bytes in
 memory.
 
 A file's manifest is found by the file's path at save time, without marks such as `.tmp`; the newest save to that path
@@ -21,7 +21,7 @@ from typing import Any
 
 from torchaos.harness.host.disk import born_ns
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.protocol.rank_files import CHUNK, MANIFEST_VERSION, MANIFESTS
+from torchaos.harness.protocol.wire import CHUNK, MANIFEST_VERSION, MANIFESTS
 from torchaos.harness.record.checkpoint_names import final_path
 
 from ..formats.format_table import may_hold_tensors

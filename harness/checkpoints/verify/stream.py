@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from xxhash import xxh3_64
 
-from torchaos.harness.protocol.rank_files import gaps
+from torchaos.harness.protocol.wire import gaps
 
 from ..files import Buffer, Files
 from ..layout import Checkpoint, Checksum, Problem, Trouble

@@ -27,7 +27,7 @@ from torchaos.harness.monitoring.diagnosis.diagnosis import HIGH, LOW, MEDIUM, D
 from torchaos.harness.monitoring.diagnosis.wait_graph import Calls, ranges, read_stamps
 from torchaos.harness.monitoring.probes.census import Census, check_agent, find_ranks, rank_process
 from torchaos.harness.monitoring.probes.rank_probe import Sockets
-from torchaos.harness.protocol.rank_files import STACKS_SIGNAL
+from torchaos.harness.protocol.wire import STACKS_SIGNAL
 
 _TIMEOUT_S = 5.0
 _HARNESS = Path(protocol.__file__).parents[1]

@@ -197,16 +197,10 @@ from __future__ import annotations
 def script_of(case: Mapping[str, Any]) -> str:
     """The text of the script that shows a finding. `case`: the facts, as case.py returns them."""
     literal = pprint.pformat(dict(case), width=116, sort_dicts=False)
-    running = _part("running").replace("CASE: dict[str, Any] = {}  #", f"CASE: dict[str, Any] = {literal}  #")
-    showing = _part("showing").replace('SUMMARY = ""  #', f"SUMMARY = r'''{_source('summary')}'''  #")
-    return f"{_HEAD}{running}\n\n{showing}"
-
-
-def _part(name: str) -> str:
-    """The part without the module docstring, and without imports of other parts."""
-    text = re.sub(r'\A""".*?"""\n', "", _source(name), flags=re.DOTALL)
-    text = re.sub(r"^from __future__ .*\n\n?", "", text, flags=re.MULTILINE)
-    return re.sub(r"^from torchaos\..*\n\n?", "", text, flags=re.MULTILINE)
+    body = _source("script").replace("CASE: dict[str, Any] = {}  #", f"CASE: dict[str, Any] = {literal}  #")
+    body = body.replace('SUMMARY = ""  #', f"SUMMARY = r'''{_source('summary')}'''  #")
+    body = re.sub(r'\A""".*?"""\n', "", body, flags=re.DOTALL)
+    return _HEAD + re.sub(r"^from __future__ .*\n\n?", "", body, flags=re.MULTILINE)
 
 
 def _source(name: str) -> str:

@@ -34,10 +34,9 @@ from torchaos.harness.record.plan import (
     target_in_words,
 )
 from torchaos.harness.record.secrecy import mask, mask_env
-from torchaos.harness.registry import ready
 from torchaos.harness.reporting.terminal.text import Pen, name_in_words, pairs_in_words, printable
 from torchaos.harness.running.planner.fault_plans import Machine, transport_of
-from torchaos.harness.scenario.plugin_parameters import parameters_of
+from torchaos.harness.scenario.checks import parameters_of
 from torchaos.harness.scenario.values import size_in_words
 
 Record = Mapping[str, str]
@@ -89,14 +88,14 @@ def scenario_in_words(name: str, injectors: Sequence[Any], known: Sequence[Recor
 
 def injectors_in(scenario: str) -> list[Any]:
     """The injectors of a ready scenario."""
-    faults = yaml.safe_load((ready.folder() / f"{scenario}.yaml").read_text()).get("faults") or ()
+    faults = yaml.safe_load((registry.scenarios_folder() / f"{scenario}.yaml").read_text()).get("faults") or ()
     return [registry.find("injectors", name) for name in dict.fromkeys(fault["inject"] for fault in faults)]
 
 
 def table(known: Sequence[Record] | None = None) -> str:
     """Injectors and ready scenarios, each with its line, as Markdown, without those that are real and need no GPU."""
     told = {name: shown_in_words(found, known) for name, found in registry.injectors().items()}
-    told |= {name: scenario_in_words(name, injectors_in(name), known) for name in ready.names()}
+    told |= {name: scenario_in_words(name, injectors_in(name), known) for name in registry.scenario_names()}
     lines = [
         f"| `{name}` | {words.removeprefix('effect: ')} |" for name, words in told.items() if words != "effect: real"
     ]
@@ -157,7 +156,7 @@ def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool 
     """Prints the ready scenarios: name and description; not `whole`: a line each. `counted`: only those to start
     with."""
     pen = Pen(console)
-    first = [name for name in ready.FIRST if name in abouts]
+    first = [name for name in registry.FIRST_SCENARIOS if name in abouts]
     rest = [] if counted else [name for name in abouts if name not in first]
     parts = [("More ready scenarios", rest), ("Start with these, by `torchaos run NAME`", first)]
     for title, names in parts:  # the end of a long list is what is seen

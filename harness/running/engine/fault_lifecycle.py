@@ -31,8 +31,8 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import phase_of
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import PageSlot
+from torchaos.harness.rollback.reaper import UndoResult
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
-from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.fault_checks import NotPermitted, Permits
 from torchaos.harness.running.launchers.fault_hosts import FaultHost, ranks_with_page
 from torchaos.harness.running.launchers.job import JobView

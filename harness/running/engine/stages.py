@@ -38,9 +38,9 @@ from torchaos.harness.record.history.saves_and_loads import handled_paths
 from torchaos.harness.record.plan import ENDED_BEFORE, Plan, PlannedFault
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.rollback.reaper import UndoResult
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.rollback.recovery import PROBES
-from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.engine.fault_lifecycle import JOIN_S, FaultContext, LocalFaults
 from torchaos.harness.running.engine.supervision import ConditionWatches, FaultStart, SelfCheck
 from torchaos.harness.running.fault_checks import Permits

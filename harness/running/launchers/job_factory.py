@@ -19,7 +19,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.job import RunningJob, job_env
 from torchaos.harness.running.launchers.local_job import AttachedJob, LocalJob, ProxiedLauncher
 from torchaos.harness.running.launchers.remote_job import RemoteJob
-from torchaos.harness.scenario.plugin_parameters import made
+from torchaos.harness.scenario.checks import made
 
 
 def kind_of_job(launcher: str, attach: int | None) -> type[RunningJob]:

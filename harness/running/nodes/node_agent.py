@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.fault_drivers.network.links import Link
+from torchaos.harness.fault_drivers.network.network_faults import Link
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, Target
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch
@@ -28,8 +28,8 @@ from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.rollback.reaper import UndoResult
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
-from torchaos.harness.rollback.undo_executor import UndoResult
 from torchaos.harness.running.engine.fault_lifecycle import FaultContext, LocalFaults
 from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.job import JobView, StartedNode

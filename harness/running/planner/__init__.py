@@ -53,9 +53,9 @@ from torchaos.harness.running.planner.job_plan import (
     wrong_line,
 )
 from torchaos.harness.running.twin import check_reached, kept_twin_of, too_late, unreached
+from torchaos.harness.scenario.checks import Tell
 from torchaos.harness.scenario.grammar import Job, Scenario
 from torchaos.harness.scenario.loader import with_job
-from torchaos.harness.scenario.plugin_parameters import Tell
 from torchaos.harness.scenario.yaml_source import Keys, Source, read
 
 # The hooks of the agent that each need of an assertion, and each phase of a trigger, requires. "steps" is always on.

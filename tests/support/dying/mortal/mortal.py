@@ -101,13 +101,13 @@ def _harness(at: dict[str, Any]) -> None:
 
 
 def _reaper(at: dict[str, Any]) -> None:
-    from torchaos.harness.rollback import undo_executor, undo_log
+    from torchaos.harness.rollback import reaper, undo_log
 
     points = Points("reaper", at)
     points.pids["harness"] = os.getppid()
     points.around(undo_log.UndoLog, "append", lambda _log, line, *_more: f"line {line.get('state', 'header')}")
-    points.around(undo_executor, "_undo_handle", lambda raw, *_more: f"restore {raw['kind']}")
-    points.around(undo_executor, "_verify", lambda _record, raw, *_more: f"look {raw['kind']}")
+    points.around(reaper, "_undo_handle", lambda raw, *_more: f"restore {raw['kind']}")
+    points.around(reaper, "_verify", lambda _record, raw, *_more: f"look {raw['kind']}")
     write, sync = os.pwrite, os.fsync
 
     def pwrite(fd: int, data: bytes, offset: int) -> int:

@@ -1,6 +1,6 @@
 """Finds plug-ins by name: injectors, assertions, conditions, launchers and checkpoint formats, of torchaos and of other
-packages. A class is refused if it lacks what its base class demands; in particular, an injector is refused if it
-doesn't declare how it is undone.
+packages; and the scenarios that come with torchaos. A class is refused if it lacks what its base class demands; in
+particular, an injector is refused if it doesn't declare how it is undone.
 
 What packages offer is found in their metadata and their source text. A class is imported only when it is needed. An
 entry point names a class (`"mine.fault" = "mine.faults:Fault"`), or a package or module (`mine = "mine.faults"`). A
@@ -16,8 +16,10 @@ import importlib.metadata
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -273,3 +275,45 @@ def _name(line: ast.stmt) -> str | None:
 
 def _last(module: str) -> str:
     return module.rpartition(".")[2]
+
+
+_GAME_DAYS = "gamedays"
+# The scenarios to start with: they need nothing but torchrun, and find the most frequent defects.
+FIRST_SCENARIOS = (
+    "process/kill-rank", "process/kill-during-save", "process/freeze-rank", "checkpoint/truncated-checkpoint",
+    "checkpoint/flipped-bits",
+)  # fmt: skip
+
+
+def scenarios_folder() -> Path:
+    return Path(str(files("torchaos.scenarios")))
+
+
+def scenario_names() -> list[str]:
+    """The names of all ready scenarios, without game days."""
+    found = (path.relative_to(scenarios_folder()) for path in scenarios_folder().glob("*/*.yaml"))
+    return sorted(str(path.with_suffix("")) for path in found if path.parts[0] != _GAME_DAYS)
+
+
+def find_scenario(text: str) -> Path:
+    """The scenario file: `text` as a path if that file exists, or else the ready scenario of that name. Raises
+    UsageError if there is neither."""
+    path = Path(text)
+    if path.exists() or path.suffix or text in ("", ".", ".."):
+        return path
+    ready = scenarios_folder() / f"{text}.yaml"
+    if ready.is_file() and ready.resolve().is_relative_to(scenarios_folder().resolve()):
+        return ready
+    alike = [name for name in scenario_names() if name.endswith(f"/{text}")] or get_close_matches(
+        text, scenario_names(), 2
+    )
+    hint = f"did you mean {' or '.join(alike)}?" if alike else "`torchaos list scenarios` shows the ready ones"
+    raise UsageError(f"{text}: there is no such file, and no ready scenario of this name; {hint}")
+
+
+def scenario_name(path: Path) -> str:
+    """How a scenario is called in messages: the name of a ready scenario, or the path of another file."""
+    try:
+        return str(path.relative_to(scenarios_folder()).with_suffix(""))
+    except ValueError:
+        return str(path)

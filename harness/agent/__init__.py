@@ -14,15 +14,11 @@ def start() -> None:
     on one node) or records the rounds of the rendezvous (on several nodes). Raises the errors of its imports."""
     import os
 
-    if "RANK" in os.environ:
-        from . import startup
+    from . import startup
 
+    if "RANK" in os.environ:
         startup.start_in_rank()
     elif "TORCHAOS_NODE" in os.environ:
-        from . import torchrun
-
-        torchrun.record_rounds()
+        startup.record_rounds()
     elif "TORCHAOS_REPLICA" not in os.environ:
-        from . import torchrun
-
-        torchrun.count_attempts()
+        startup.count_attempts()

@@ -80,7 +80,7 @@ class _Installer:
         self._when("torch.optim.lr_scheduler", "lr", rates.patch)
         self._when("torch.distributed", "process_group", GroupHook(agent).patch)
         if "state" in agent.live:
-            from .state.training_state import StateHook
+            from .state.state_check_sums import StateHook
 
             steps.watch_state(StateHook(agent))
         if "samples" in agent.live:
@@ -121,7 +121,7 @@ class _Installer:
     def _distributed_checkpoints(self, transfers: Any) -> None:
         def patch(name: str, method: str) -> None:
             def then(module: ModuleType) -> None:
-                from .saving.dcp_hooks import DistributedCheckpointHook
+                from .saving.checkpoint_hooks import DistributedCheckpointHook
 
                 getattr(DistributedCheckpointHook(self._agent, transfers), method)(module)
 

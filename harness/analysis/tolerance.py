@@ -11,7 +11,7 @@ computed after a restart counts as equal if its relative difference is at most R
 `find_unused_parameters=True`, DDP does not rebuild its buckets, and FSDP has no buckets. Such jobs are bitwise equal,
 and an assertion says so.
 
-**Drift.** The sketches of the parameters (agent/state/training_state.py) show how a run's parameters move away from
+**Drift.** The sketches of the parameters (agent/state/state_check_sums.py) show how a run's parameters move away from
 those of its twin: at once because of a defect, or slowly by rounding. The distance that a step adds is measured in
 units of the twin's own update in that step. Rounding of sums adds about a millionth of an update. A lost optimizer
 state leads to a different update, and adds most of an update.
@@ -68,8 +68,8 @@ def _largest(ours: Values, theirs: Values, typical: float) -> float:
 
 def _of_sketches(ours: Values, theirs: Values, typical: float) -> float:
     """The norm of the difference of two sets of parameters, relative to the larger norm, estimated from their sketches
-    (agent/state/training_state.py). Each sum of a sketch differs by the norm of the difference times a random number of
-    variance 1."""
+    (agent/state/state_check_sums.py). Each sum of a sketch differs by the norm of the difference times a random number
+    of variance 1."""
     mine, twins = ([math.nan if x is None else x for x in values] for values in (ours, theirs))
     if len(mine) != len(twins) or len(mine) < 2:
         return math.inf if mine or twins else 0.0

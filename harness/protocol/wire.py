@@ -43,7 +43,7 @@ ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphan
 ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # the number of attempts of earlier submissions and torchruns
 ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several nodes
 ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, if the job is several torchruns side by side
-ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/torchrun.py
+ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/startup.py
 ENV_STORE = "TORCHAOS_STORE"  # the folder whose files are the objects of the job's S3 store
 ENV_ARMED = "TORCHAOS_ARMED"  # pid of the process with the agent; children inherit it, so that they start none
 

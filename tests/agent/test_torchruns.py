@@ -16,7 +16,7 @@ class Script:
 
     def __init__(self, folder: Path, agent_module: Callable[[str], ModuleType], patch: pytest.MonkeyPatch) -> None:
         self.folder, self.wire = folder / "events", agent_module("protocol.wire")
-        self._wrap = agent_module("agent.torchrun")._wrap_torchrun
+        self._wrap = agent_module("agent.startup")._wrap_torchrun
         self.folder.mkdir()
         agent_module("protocol.agent_plan").AgentPlan("run", str(self.folder), (), ()).write(folder / "plan.json")
         self._patch = patch

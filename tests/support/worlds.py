@@ -427,7 +427,7 @@ class Trainer:
         return [f"{turn}{at * world + rank}.{number}" for number in range(2)]
 
     def _sums(self, state: _State, rank: int, ranks: range) -> dict[str, str]:
-        """The check sums of a rank after a step (see agent/state/training_state.py)."""
+        """The check sums of a rank after a step (see agent/state/state_check_sums.py)."""
         found = {}
         for name, values in (("parameters", state.weights), ("moments", state.moments)):
             factored = sum((3 + place) * hash_(repr(value)) for place, value in enumerate(values))

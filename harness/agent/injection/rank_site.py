@@ -115,7 +115,7 @@ class RankSite:
     @property
     def parameters(self) -> list[Any]:
         """The parameters that these optimizers train, each once, in order."""
-        from ..state.training_state import parameters
+        from ..state.tensor_names import parameters
 
         return parameters(self.optimizers)
 

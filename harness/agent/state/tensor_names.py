@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...protocol.check_sums import plain_name
-from .training_state import parameters
 
 _ALWAYS, _TRIES = 2, 4  # searches: in any case, and at most
 _DEEP = 4  # containers inside each other
@@ -218,3 +217,9 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> Named:
         if each is not None and each.device.type != "meta" and named.setdefault(name, each) is not each:
             twice.add(name)
     return {name: each for name, each in named.items() if name not in twice}
+
+
+def parameters(optimizers: Sequence[Any]) -> list[Any]:
+    """The parameters that these optimizers train, each once, in order."""
+    groups = (group["params"] for optimizer in optimizers for group in optimizer.param_groups)
+    return list({id(each): each for group in groups for each in group}.values())

@@ -71,7 +71,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Shown:
-    """The training state at one time, in a few bytes; see training_state.py."""
+    """The training state at one time, in a few bytes; see state_check_sums.py."""
 
     parameters: str  # a check sum
     moments: str  # a check sum of the optimizers' moments

@@ -161,7 +161,7 @@ class ElasticReader:
     """Reads the output of one submission. Adds the restart count and the rank of the pid to each fact.
 
     `read_rounds`: given for a job on several nodes. There the agent's own count is not the number of the attempt;
-    instead, another source (agent/torchrun.py) sets `restarts` and reports the end of each rendezvous. `read_rounds`
+    instead, another source (agent/startup.py) sets `restarts` and reports the end of each rendezvous. `read_rounds`
     reads the events of that source. It is called because that source writes before the workers start, but the output
     may be read first."""
 

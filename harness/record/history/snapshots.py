@@ -1,5 +1,5 @@
 """The states that were seen in a run, by their check sums: when each save began, in the steps after loads and saves,
-and after each step if the plan asks for it (agent/state/state_check_sums.py, agent/state/training_state.py).
+and after each step if the plan asks for it (agent/state/state_check_sums.py).
 
 Two states are equal if the same parameters have the same bits. So a state itself shows after which step it was saved,
 whatever the name of its file says."""

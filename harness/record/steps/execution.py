@@ -38,11 +38,11 @@ class Execution:
     sched_step: float | None = None
     skipped: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
-    parameters: str | None = None  # a check sum after the step (agent/state/training_state.py)
+    parameters: str | None = None  # a check sum after the step (agent/state/state_check_sums.py)
     norm: float | None = None  # of the gradient, before any clipping
     sketch: tuple[
         float | None, ...
-    ] = ()  # of the parameters after the step: their norm, then sums, as in a sketch of agent/state/training_state.py
+    ] = ()  # of the parameters after the step: their norm, then sums, as in a sketch of agent/state/state_check_sums.py
     restored_sketch: tuple[float | None, ...] = ()
     restored: str | None = (
         None  # in the first step of a process and after a load: the check sum of the parameters before the step

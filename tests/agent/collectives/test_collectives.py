@@ -141,7 +141,7 @@ import os, sys, torch, torch.distributed as dist
 rank = int(os.environ["RANK"])
 store = dist.TCPStore("127.0.0.1", int(os.environ["PORT"]), 2, is_master=not rank)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-(stamping,) = (module for name, module in sys.modules.items() if name.endswith("agent.collectives.stamp_writer"))
+(stamping,) = (module for name, module in sys.modules.items() if name.endswith("agent.collectives.collective_hooks"))
 stamping._PERIOD_S = 3600.0
 if rank == 1:
     store.wait(["rank 0 waits"])
@@ -180,7 +180,7 @@ def test_the_thread_sleeps_while_nothing_is_open(
 ) -> None:
     """While a collective is in progress the thread looks at it again and again. When none is, it waits without a time
     limit; the next collective wakes it, and so does the end of the process."""
-    stamping = agent_module("agent.collectives.stamp_writer")
+    stamping = agent_module("agent.collectives.collective_hooks")
     monkeypatch.setenv(agent_module("protocol.wire").ENV_PLAN, str(tmp_path / "plan.json"))
     monkeypatch.setattr(stamping, "_PERIOD_S", 0.001)
     who = SimpleNamespace(rank=0, attempt=0, pid=os.getpid())

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers import cpu_throttle
-from torchaos.harness.fault_drivers.network.network_faults import Helper
+from torchaos.harness.fault_drivers.network.links import Helper
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import (
     ChaosError,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchaos.harness.base_classes import Fault
-from torchaos.harness.fault_drivers.network.network_faults import Link
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.fault_drivers.network.traffic_counters import Watch, logged
 from torchaos.harness.host import processes
 from torchaos.harness.host.toxiproxy import Api

@@ -146,8 +146,7 @@ class Node(Protocol):
 
     @property
     def link(self) -> Any:
-        """The node's link to the other nodes, as fault_drivers/network/network_faults.py has it. None if faults can't
-        change it."""
+        """The node's link to the other nodes, see fault_drivers/network/links.py. None if faults can't change it."""
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """The command with the prefix that runs it on this node, such as nsenter, docker exec or srun."""

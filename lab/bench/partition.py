@@ -26,7 +26,7 @@ from typing import Any
 
 from intervals import percentile
 
-from torchaos.harness.fault_drivers.network.network_faults import Link, PacketDrop
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop
 from torchaos.harness.fault_drivers.network.udp_probe import Meter
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import JobSpec

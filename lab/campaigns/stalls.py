@@ -267,7 +267,7 @@ def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
 
 def _cut(session: Session) -> Callable[[], None]:
     """Separates the two nodes. Returns the function that connects them again."""
-    from torchaos.harness.fault_drivers.network.network_faults import PacketDrop
+    from torchaos.harness.fault_drivers.network.links import PacketDrop
 
     links = [live.node.link for live in session.job.nodes()]
     cut = PacketDrop("stalls", links[:1], links[1:])

@@ -1,13 +1,7 @@
 """Faults of the network between nodes, and of the addresses that the job uses."""
 
-from torchaos.harness.fault_drivers.network.network_faults import (
-    Link,
-    PacketDropFault,
-    ShapedFault,
-    helper_of,
-    link_of,
-    sides,
-)
+from torchaos.harness.fault_drivers.network.links import Link, helper_of, link_of, sides
+from torchaos.harness.fault_drivers.network.network_faults import PacketDropFault, ShapedFault
 from torchaos.harness.fault_drivers.network.traffic_counters import (
     counted,
     late,

@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from torchaos.harness import registry
 from torchaos.harness.fault_drivers.containers import changes
-from torchaos.harness.fault_drivers.network.network_faults import Link, PacketDrop, counts
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop, counts
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import address, engine, of_run

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from needs import need
 
-from torchaos.harness.fault_drivers.network.network_faults import Link
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.local import keepers, make_links

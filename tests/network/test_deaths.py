@@ -34,7 +34,7 @@ from torchaos.harness import registry
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.running.launchers.local import Netns
 from torchaos.harness.fault_drivers.site import OutsideSite
-from torchaos.harness.fault_drivers.network.network_faults import PacketDrop
+from torchaos.harness.fault_drivers.network.links import PacketDrop
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle
 from torchaos.harness.fault_drivers.network.network_faults import Shape, Shaper
 from torchaos.harness.running.launchers.local_job import ProxiedLauncher

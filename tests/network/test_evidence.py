@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.network_faults import Link, PacketDrop, netem
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop
+from torchaos.harness.fault_drivers.network.network_faults import netem
 from torchaos.harness.fault_drivers.network.packet_queue import Shape, flipped
 from torchaos.harness.fault_drivers.network.traffic_counters import at_least
 from torchaos.harness.host.network_namespace import NetworkNamespace

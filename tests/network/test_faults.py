@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.fault_drivers.network.network_faults import Link, PacketDrop, Shaper, counts
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop, counts
+from torchaos.harness.fault_drivers.network.network_faults import Shaper
 from torchaos.harness.fault_drivers.network.packet_queue import Shape
 from torchaos.harness.fault_drivers.network.traffic_counters import measured, meter_handle, read, round_trips
 from torchaos.harness.interfaces import Handle

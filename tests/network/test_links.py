@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from torchaos.harness.fault_drivers.network.network_faults import Link
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.rollback.handles import JobProcesses
@@ -93,7 +93,7 @@ import os, signal, sys
 from pathlib import Path
 from torchaos.harness.interfaces import JobSpec
 from torchaos.harness.running.launchers.local import Netns
-from torchaos.harness.fault_drivers.network.network_faults import PacketDrop
+from torchaos.harness.fault_drivers.network.links import PacketDrop
 from torchaos.harness.rollback.reaper_client import ReaperClient
 run, folder = sys.argv[1], Path(sys.argv[2])
 launcher = Netns()
@@ -143,7 +143,7 @@ import os, subprocess, sys, tempfile
 from pathlib import Path
 from torchaos.harness.running.launchers.job import StartedNode as LiveNode
 from torchaos.harness.running.launchers.local import NetnsNode, keepers, make_links
-from torchaos.harness.fault_drivers.network.network_faults import PacketDrop
+from torchaos.harness.fault_drivers.network.links import PacketDrop
 from torchaos.harness.rollback.handles import JobProcesses
 import json, random, socket  # from here on our own Python can't be read
 run = sys.argv[1]

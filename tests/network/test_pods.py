@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.network_faults import Link, PacketDrop
+from torchaos.harness.fault_drivers.network.links import Link, PacketDrop
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.rollback.network_handles import NftTable

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from torchaos.harness.fault_drivers.network import udp_probe
-from torchaos.harness.fault_drivers.network.network_faults import Helper, Link, PacketDrop, counts, link_of
+from torchaos.harness.fault_drivers.network.links import Helper, Link, PacketDrop, counts, link_of
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import Emit, Evidence, Handle, NodeSite
 from torchaos.harness.protocol.wire import Kind

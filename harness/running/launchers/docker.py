@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from torchaos.harness.fault_drivers.network.network_faults import Link
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.host.cluster_tools import NODE, RUN, EngineError, address, container_of, engine, version
 from torchaos.harness.host.network_namespace import NetworkNamespace

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.fault_drivers.network.network_faults import Link
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node

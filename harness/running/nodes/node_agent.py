@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.fault_drivers.network.network_faults import Link
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, Target
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch

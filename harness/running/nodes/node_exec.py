@@ -25,7 +25,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any
 
 from torchaos.harness import registry
-from torchaos.harness.fault_drivers.network.network_faults import Link
+from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
 from torchaos.harness.monitoring.probes.census import check_agent, environ_of, torchrun_here

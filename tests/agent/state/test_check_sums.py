@@ -147,5 +147,5 @@ def test_tensors_of_several_devices(sums: Any, agent_module: Callable[[str], Any
     spread = [placed(tensor, place) for tensor, place in zip(plain, ("cuda:0", "cuda:1", "cpu"), strict=True)]
     assert sums.check_sum(torch, list(enumerate(spread))) == sums.check_sum(torch, list(enumerate(plain)))
     assert sums.plain_of_each(torch, spread) == sums.plain_of_each(torch, plain)
-    norms = agent_module("agent.state.training_state")._norms
+    norms = agent_module("agent.state.state_check_sums")._norms
     assert norms(torch, spread).tolist() == norms(torch, plain).tolist()

@@ -21,8 +21,8 @@ from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Attempt, Execution, History, Load, base_of, saved_as
-from torchaos.harness.record.history.attempts import may_begin
-from torchaos.harness.record.history.step_evidence import Witness, decide
+from torchaos.harness.record.history.attempts import Segment, may_begin
+from torchaos.harness.record.history.step_evidence import LOG, OPTIMIZER, STATE, Witness, decide
 from torchaos.harness.record.record import Record
 
 _SAVES = (Kind.SAVE_BEGIN, Kind.SAVE_END)
@@ -557,3 +557,16 @@ def test_the_file_of_a_rank_without_steps_is_of_the_step_in_its_name() -> None:
             events.append(event)
         saves = History.of(sorted(events, key=lambda event: event.mono_s)).saves
         assert [save.global_step for save in saves if save.ranks == (1,)][:3] == ([5, 10, 15] if early else [4, 9, 14])
+
+
+@pytest.mark.parametrize(("log", "goes_on"), [((0,), False), ((3,), None), ((), None)])
+def test_a_warm_up_whose_optimizer_is_not_put_back(log: tuple[int, ...], goes_on: bool | None) -> None:
+    """The weights are those of the start, and the optimizer's counter went on. Nothing was logged before, so the first
+    line of the log decides: it counts from the start, as the weights do. Without it, the step is not known."""
+    seen = [
+        Witness(STATE, (0,), "its parameters were those of the start"),
+        Witness(OPTIMIZER, (3,), "it stood at 4 when the step was over"),
+        Witness(LOG, log, "its step numbers are those of the attempt"),
+    ]
+    part = Segment(0, 3, 1.0, 0, tuple(seen))
+    assert part.counts_on(3, logged_on=None, warmed_up=True) is goes_on

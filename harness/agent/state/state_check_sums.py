@@ -19,6 +19,7 @@ import functools
 import math
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -217,6 +218,8 @@ class StateHook:
         self._handled: tuple[int, int, int] | None = None
         # A step whose state is not recorded yet, the loads until its end, and what was in place then.
         self._late: tuple[int, int, Shown | None] | None = None
+        # By id of a parameter: its gradient when the last step was over, with the count of its changes.
+        self._left: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.backward_over, self.step_over = careful(self._note_norm), careful(self._note_parameters)
         self.report_late = careful(self._report_late)
 
@@ -224,7 +227,8 @@ class StateHook:
         torch = self._torch
         if is_capturing(torch.cuda):
             return
-        grads = [local(each.grad) for each in trained_by(self._agent) if each.grad is not None]
+        trained = trained_by(self._agent)
+        grads = [local(each.grad) for each in trained if each.grad is not None and not self._is_left(each)]
         handled = (self._agent.loads, self._agent.saves, self._agent.put_back)
         if self._handled != handled:
             self._handled, self._agent.tally.now.before = handled, self._shown()
@@ -237,6 +241,12 @@ class StateHook:
                 self._agent.tally.now.norm = norm
                 self._report_spike(norm)
 
+    def _is_left(self, parameter: Any) -> bool:
+        """Whether the gradient is still that of an earlier step. Of two networks that are trained in turns, one keeps
+        its gradients meanwhile, and loses them in a restart."""
+        left, version = self._left.get(id(parameter), (None, 0))
+        return left is not None and left() is parameter.grad and parameter.grad._version == version
+
     def _report_spike(self, norm: float) -> None:
         usual = sum(self._norms) / len(self._norms) if len(self._norms) >= 3 else math.inf
         if math.isfinite(norm) and norm <= SPIKE * usual:
@@ -247,6 +257,10 @@ class StateHook:
     def _note_parameters(self, trains: bool) -> None:
         """Must be called when a step is over. `trains` False: the job may have other values in place, so the state
         after the step is read when the job trains on, and a later event reports it."""
+        self._left = {
+            id(each): (weakref.ref(each.grad), each.grad._version)
+            for each in trained_by(self._agent) if each.grad is not None
+        } if len(self._agent.made) > 1 else {}  # fmt: skip
         if not trains:
             self._late = self._agent.steps_over + 1, self._agent.loads, self._shown()
         elif (shown := self._shown()) is not None:

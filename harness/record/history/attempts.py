@@ -15,6 +15,7 @@ from torchaos.harness.record.checkpoint_names import number_in_name
 from torchaos.harness.record.history.saves_and_loads import Load, number_in_contents
 from torchaos.harness.record.history.step_evidence import (
     KINDS,
+    LOG,
     LOSSES,
     OPTIMIZER,
     SAMPLES,
@@ -52,9 +53,11 @@ class Segment:
         the counters, the job's log and the position in the data, above all the log. `logged_on`: whether the log's step
         numbers go straight on; None: not known. `warmed_up`: the segment before may only have warmed up; then one part
         alone may only not have been restored, and None is returned: it is not known."""
-        weight = KINDS[LOSSES].weight
-        on, back, parts = weight * (logged_on is True), weight * (logged_on is False), int(logged_on is True)
+        of_log = KINDS[LOSSES].weight
+        on, back, parts = of_log * (logged_on is True), of_log * (logged_on is False), int(logged_on is True)
         for witness in self.witnesses:
+            if witness.name == LOG and logged_on is None and straight not in witness.fits and self.base in witness.fits:
+                back += of_log  # the first lines of the attempt, as of a job that does not log its warm-up
             if witness.name in (OPTIMIZER, SCHEDULER, SAMPLES, LOSSES) and witness.fits:
                 weight = KINDS[witness.name].weight
                 if straight in witness.fits:

@@ -1077,3 +1077,26 @@ for x, y in DataLoader(rest, batch_size=4):
 """
     )
     assert [step["indices"] for step in ran.steps] == [[11, 10, 9, 8], [7, 6, 5, 4]], ran.output
+
+
+def test_the_norm_of_networks_that_take_turns(rank: Any) -> None:
+    """As in a GAN: while one network trains, the other keeps the gradients of its last step, which a restart loses.
+    They are not counted; what the backward adds to them is."""
+    ran = rank.run(
+        """
+import torch
+critic, maker = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+opts = [torch.optim.SGD([one], lr=0.1) for one in (critic, maker)]
+for n in range(6):
+    opts[n % 2].zero_grad()
+    loss = critic.sum() if n % 2 == 0 else 2 * maker.sum()
+    if n == 5:
+        loss = loss + critic.sum()
+    loss.backward()
+    opts[n % 2].step()
+""",
+        hooks=("steps", "state"),
+    )
+    assert not ran.failures, ran.failures
+    both = (4 * 2**2 + 4 * 2**2) ** 0.5  # the critic's gradient of step 5, and once more
+    assert [step["norm"] for step in ran.steps] == pytest.approx([4, 4, both])

@@ -245,7 +245,8 @@ class StateHook:
         """Whether the gradient is still that of an earlier step. Of two networks that are trained in turns, one keeps
         its gradients meanwhile, and loses them in a restart."""
         left, version = self._left.get(id(parameter), (None, 0))
-        return left is not None and left() is parameter.grad and parameter.grad._version == version
+        grad = parameter.grad
+        return left is not None and grad is not None and left() is grad and bool(grad._version == version)
 
     def _report_spike(self, norm: float) -> None:
         usual = sum(self._norms) / len(self._norms) if len(self._norms) >= 3 else math.inf

@@ -245,7 +245,7 @@ class StateHook:
         """Whether the gradient is still that of an earlier step. Of two networks that are trained in turns, one keeps
         its gradients meanwhile, and loses them in a restart."""
         left, version = self._left.get(id(parameter), (None, 0))
-        grad = parameter.grad
+        grad: Any = parameter.grad
         return left is not None and grad is not None and left() is grad and bool(grad._version == version)
 
     def _report_spike(self, norm: float) -> None:

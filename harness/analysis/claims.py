@@ -42,6 +42,14 @@ CLAIMS: Mapping[str, Claim] = {
         "{theirs} in the twin",
         "how often gradients were cleared without an optimizer step before that step (dropped), and its samples",
     ),
+    "skipped here": Claim(
+        "the update of step {step} was skipped, as a loss scaler skips it, and not in the twin",
+        "whether the loss scaler called the optimizer in that step (skipped), in both",
+    ),
+    "skipped there": Claim(
+        "the update of step {step} was skipped in the twin, as a loss scaler skips it, and not in this run",
+        "whether the loss scaler called the optimizer in that step (skipped), in both",
+    ),
     "torn": Claim(
         "{name} is of step {step}, and the job went on from there, but the weights that it began with are those after "
         "step {weights}{late}",

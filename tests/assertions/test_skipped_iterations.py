@@ -11,6 +11,7 @@ import pytest
 
 from torchaos.assertions.completed import Completed
 from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.lr_continuity import LrContinuity
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.harness.protocol.wire import Event, Kind
 
@@ -186,3 +187,26 @@ def test_an_iteration_that_the_run_skips_one_later_than_the_twin(trainer: Any) -
     told = "than in the twin: 0 before step 18, and 1 in the twin"
     for assertion in (SampleAccounting(), LossContinuity()):
         assert told in (reason := assertion.judge(run, [twin]).reason), reason
+
+
+@pytest.mark.parametrize(("here", "told"), [(False, "was skipped in the twin, as a loss scaler skips it, and not"),
+                                            (True, "was skipped, as a loss scaler skips it, and not in the twin")])  # fmt: skip
+def test_an_update_that_only_one_of_them_skips(trainer: Any, here: bool, told: str) -> None:
+    """A loss scaler whose count was not restored skips another update than the twin's. The schedule then goes on in
+    another step, which follows from it."""
+
+    def made(kills: Any, skipped: int) -> Any:
+        def edit(event: Event, step: int) -> dict[str, Any]:
+            done, before = step - (step >= skipped), step - 1 - (step > skipped)
+            late = {"losses": [9.0 + step]} if kills and step >= 20 else {}
+            return {
+                "opt_step": done, "sched_step": before, "lr": [0.1 / (1 + before)], "skipped": step == skipped, **late,
+            }  # fmt: skip
+
+        return _edited(trainer(kills=kills).record(), edit)
+
+    run, twin = (made(KILL, 19), made((), 21)) if here else (made(KILL, 21), made((), 19))
+    for assertion in (LossContinuity(), LrContinuity()):
+        reason = assertion.judge(run, [twin]).reason
+        assert f"he update of step 19 {told}" in reason, reason
+        assert "schedule" not in reason

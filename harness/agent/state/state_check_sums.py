@@ -244,9 +244,9 @@ class StateHook:
     def _is_left(self, parameter: Any) -> bool:
         """Whether the gradient is still that of an earlier step. Of two networks that are trained in turns, one keeps
         its gradients meanwhile, and loses them in a restart."""
-        left, version = self._left.get(id(parameter), (None, 0))
-        grad: Any = parameter.grad
-        return left is not None and grad is not None and left() is grad and bool(grad._version == version)
+        made, version = self._left.get(id(parameter), (_nothing, 0))
+        grad = made()
+        return grad is not None and grad is parameter.grad and bool(grad._version == version)
 
     def _report_spike(self, norm: float) -> None:
         usual = sum(self._norms) / len(self._norms) if len(self._norms) >= 3 else math.inf
@@ -296,6 +296,10 @@ class StateHook:
             sums = stacked(torch, [part.sum(dtype=exact) for part in real]).tolist()
             norms = _norms(torch, real).tolist()
         return [math.hypot(*norms), *(math.fsum(_signed(sums, number)) for number in range(1, SUMS + 1))]
+
+
+def _nothing() -> None:
+    return None
 
 
 def _norms(torch: Any, tensors: Sequence[Any], dtype: Any = None) -> Any:

@@ -41,6 +41,7 @@ from torchaos.harness.analysis.comparison.step_facts import (
     other_in,
     pairs,
     samples_fact,
+    skipped_update,
     weights_in_words,
     weights_with,
     with_samples_of_their_own,
@@ -195,6 +196,8 @@ class _Resumed:
             data = Fact(INPUTS, self._base + 1, carried)
         elif data and data.step == self._first.step and self.samples_follow({fact.quantity for fact in state}):
             data = None
+        if not any((*exact, data, *state)) and (skip := skipped_update(since, ours, theirs)):
+            update = [fact for fact in (skip, *update) if fact and fact.step <= skip.step]  # later ones follow from it
         proved = [Fact("", self._first.step, clause) for clause in exact if clause]
         found = [fact for fact in (*proved, data, *state, *update) if fact]
         if all(_is_late(fact, self._first) for fact in found) and (others := self._begun.changed_generators):

@@ -87,11 +87,12 @@ def also(first: Clash, more: int) -> str:
     """A clause with the number of further clashes, to follow the clause about the first clash."""
     if not more:
         return ""
-    one, many = ("checkpoint", "checkpoints") if first.kind == "checkpoint" else ("entry", "entries")
-    others = f"1 other {one}" if more == 1 else f"{more} other {many}"
-    if first.kind != "checkpoint" and first.ours is not None and first.theirs is not None:
+    if first.kind == "checkpoint":  # the others may be entries
+        return f", and there {'is' if more == 1 else 'are'} {counted(more, 'other difference')}"
+    others = "1 other entry" if more == 1 else f"{more} other entries"
+    if first.ours is not None and first.theirs is not None:
         return f", and so {'does' if more == 1 else 'do'} {others}"
-    return f", and {others} {'is' if more == 1 else 'are'} not as in the twin either"  # or missing, or of another step
+    return f", and {others} {'is' if more == 1 else 'are'} not as in the twin either"
 
 
 def meaning(
@@ -275,8 +276,9 @@ class AgainstTwins:
         mine, twins = self._ours[first][rank].norm, self._theirs[first][rank].norm
         if mine is None or twins is None:
             return ""
-        of = f"{mine:.6g} instead of {twins:.6g}, {relative(mine, twins):.2g} off"
-        return f" (the gradient's norm after the backward is {'the same' if mine == twins else of})"
+        by = relative(mine, twins)
+        of = f"{mine:.6g} instead of {twins:.6g}{f', {by:.2g} off' if math.isfinite(by) else ''}"
+        return f" (the gradient's norm after the backward is {of if by else 'the same'})"
 
     def _why_other(self, first: int, rank: int) -> Cause:
         found = next(differences(self._ours, self._theirs, 0.0), None)
@@ -285,7 +287,8 @@ class AgainstTwins:
         if found is None and (life is None or not life.number):
             seen = mine.loss_seen and twins.loss_seen
             return Cause(said("fault alone" if seen else "fault unseen"), said("fault changed"))
-        found = found or Difference("parameters", first, rank, mine.norm, twins.norm, 0.0)
+        if found is None or found.step > first:
+            found = Difference("parameters", first, rank, mine.norm, twins.norm, 0.0)
         return likeliest_cause(self._run, self._history, self._ours, self._theirs, found, self._twins[0], self._all)
 
     def _reached(self, saved: Sequence[int | None]) -> str:

@@ -160,6 +160,17 @@ def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
     return sorted(str(sample) for execution in by_rank.values() for sample in execution.samples)
 
 
+def skipped_update(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | None:
+    """The first step that made an update in only one of run and twin. A GradScaler skips an update if the gradients
+    are not finite."""
+    other = other_in(since, ours, theirs, "opt_step", "sched_step", "lr")
+    near = sorted({*other, *(step - 1 for step in other)}.intersection(since))  # a schedule goes on after the step
+    for step, run, twin in pairs(near, ours, theirs):
+        if run.skipped != twin.skipped:
+            return Fact("", step, said("skipped here" if run.skipped else "skipped there", step=step))
+    return None
+
+
 def counter_fact(
     since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
 ) -> Fact | None:  # fmt: skip

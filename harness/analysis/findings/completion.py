@@ -54,7 +54,8 @@ def completion(run: Record, twins: Sequence[Record], steps: int | None = None, o
 def _stopped_otherwise(run: Record, history: History, twins: Sequence[Record], steps: int | None) -> str:
     """A sentence on why the job stopped in another step than its twin, to follow another sentence. Empty if nothing
     shows that, or if a number of steps was given."""
-    if steps is not None or not all(made.executions.loss_seen.any() for made in (history, twins[0].history)):
+    is_same = history.last_step == final_step(twins[0])
+    if steps is not None or is_same or not all(made.executions.loss_seen.any() for made in (history, twins[0].history)):
         return ""
     why = Comparison(run, history, twins, None).why_other_end()
     return f". {why}" if why else ""
@@ -71,7 +72,9 @@ def _outputs(run: Record, twins: Sequence[Record], patterns: Sequence[str]) -> F
             return inconclusive(f"the twin left no file {pattern}; correct completed.outputs")
         if missing := sorted(set(theirs) - set(ours)):
             more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            lacks = f"{missing[0]} is missing, which the twin has{more}"
+            extra = sorted(set(ours) - set(theirs))
+            others = f"; {extra[0]} is there, which the twin has not" if extra else ""
+            lacks = f"{missing[0]} is missing, which the twin has{more}{others}"
             return failed(f"the job ended well, and did not write all its results: {lacks}", missing=missing)
     return None
 

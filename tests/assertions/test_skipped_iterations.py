@@ -189,8 +189,13 @@ def test_an_iteration_that_the_run_skips_one_later_than_the_twin(trainer: Any) -
         assert told in (reason := assertion.judge(run, [twin]).reason), reason
 
 
-@pytest.mark.parametrize(("here", "told"), [(False, "was skipped in the twin, as a loss scaler skips it, and not"),
-                                            (True, "was skipped, as a loss scaler skips it, and not in the twin")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("here", "told"),
+    [
+        (False, "was skipped in the twin, as a loss scaler skips it, and not"),
+        (True, "was skipped, as a loss scaler skips it, and not in the twin"),
+    ],
+)
 def test_an_update_that_only_one_of_them_skips(trainer: Any, here: bool, told: str) -> None:
     """A loss scaler whose count was not restored skips another update than the twin's. The schedule then goes on in
     another step, which follows from it."""

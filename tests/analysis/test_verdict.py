@@ -644,3 +644,20 @@ def test_ranks_alone_need_a_twin_of_each(trainer: Any) -> None:
     ))  # fmt: skip
     assert set(ranks_alone(fewer, [trainer().record()])) == {0, 1}
     assert ranks_alone(fewer, [trainer(world=1).record()]) == {}
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_fault_lands_by_the_count_of_the_agent_after_a_rollback_in_memory(trainer: Any, back: bool) -> None:
+    """A job that goes back by itself makes steps again, and the agent counts on. No rank knows then which step that is,
+    so that the fault comes in the step that the agent counts. In a job that never went back it comes in another step
+    than planned."""
+    job = trainer(raises=(10, 1, 0.5), kills=((18, 1),), state_seen=True, named=True, every=4)
+    run = (job if back else trainer(kills=((18, 1),), state_seen=True, named=True, every=4)).record()
+    raised = min((e for e in run.events if e.kind is Kind.APPLYING), key=lambda e: e.mono_s)
+    events = [
+        replace(e, data={**e.data, "global_step": 19}) if e.kind is Kind.APPLYING else e
+        for e in run.events if not (back and e is raised)
+    ]  # fmt: skip
+    assert (len([part for part in run.history.segments if part.number == 0]) > 1) is back
+    found = judged(replace(run, events=tuple(events)), replace(KILL, trigger=Moment(0, 19, Phase.BACKWARD)))
+    assert ("planned for step 19, and landed in step 18" in found.reason) is not back, found.reason

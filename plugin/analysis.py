@@ -25,13 +25,13 @@ from torchaos.harness.analysis.findings.restarts import (
     offenders,
     restarts_in_words,
     restarts_of,
+    restored_state,
     tier_name,
     tier_of,
     worst_tier,
 )
 from torchaos.harness.analysis.findings.resumes import Resumes, beside_replicas
 from torchaos.harness.analysis.findings.samples import are_taken_over, samples, samples_of_absent
-from torchaos.harness.analysis.findings.state_at_resume import restored_state
 from torchaos.harness.analysis.findings.twin_differences import Parameters, across_replicas, losses, rates
 from torchaos.harness.analysis.hit_targets import Gpu, Landing, gpus_of, landings
 from torchaos.harness.analysis.missing_data import no_rank_found, why_unplaced, why_unseen

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from torchaos.harness.protocol import IN_RANK
 
 if TYPE_CHECKING or not IN_RANK:
-    from torchaos.harness.analysis.corruption_evidence import seen_by_others, seen_by_twin
     from torchaos.harness.analysis.felt_evidence import (
         all_waited,
         broke_off,
@@ -20,6 +19,7 @@ if TYPE_CHECKING or not IN_RANK:
         stopped,
         took_turns,
     )
+    from torchaos.harness.analysis.findings.corruption import seen_by_others, seen_by_twin
 else:
     from torchaos.plugin._outside import stand_ins
 

@@ -13,7 +13,7 @@ from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
 from .injection.fault_triggers import FaultTriggers
 from .injection.rank_site import LastingFaults
-from .training.iteration import Epochs, Phases, Tally
+from .training.step_counter import Epochs, Phases, Tally
 
 if TYPE_CHECKING:
     from .collectives.collective_calls import Call

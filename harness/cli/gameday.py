@@ -49,8 +49,8 @@ from torchaos.harness.gameday.score import (
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Case, ExitCode
-from torchaos.harness.reporting import gameday_history, trend_store
-from torchaos.harness.reporting.gameday_history import Night
+from torchaos.harness.reporting import compare_runs, trend_store
+from torchaos.harness.reporting.compare_runs import Night
 from torchaos.harness.reporting.trend_store import path_of
 
 
@@ -187,7 +187,7 @@ def _write_pages(
     except Exception as error:  # an error in the page never changes the verdict
         _tell(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
-        gameday_history.add(path_of(folder.parent), [Night.of(folder)])
+        compare_runs.add(path_of(folder.parent), [Night.of(folder)])
     except UsageError as error:  # an error in the history never changes the verdict
         _tell(str(error))
 

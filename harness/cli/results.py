@@ -35,11 +35,10 @@ from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir, commit_in
-from torchaos.harness.reporting import exporters, gameday_history, html, trend_store
-from torchaos.harness.reporting.compare_runs import TOLERANCE, Change, compare, overall
-from torchaos.harness.reporting.gameday_history import Night
+from torchaos.harness.reporting import compare_runs, exporters, html, trend_store
+from torchaos.harness.reporting.compare_runs import TOLERANCE, Change, Night, compare, overall
 from torchaos.harness.reporting.html import index
-from torchaos.harness.reporting.repro.case import case_of, script_of
+from torchaos.harness.reporting.repro import case_of, script_of
 from torchaos.harness.reporting.story import story_of, tell, tell_short
 from torchaos.harness.reporting.terminal import headline, many_runs
 from torchaos.harness.reporting.trend_store import Kept, path_of
@@ -151,7 +150,7 @@ def history(
     """Show the results of past runs and game days over time. SCENARIOS: their names, if not all."""
     path = db or path_of(out)
     runs = trend_store.kept(path, scenarios, beside=trend_store.found_in(out))
-    days = gameday_history.kept(path, scenarios, beside=gameday_history.found_in(out))
+    days = compare_runs.kept(path, scenarios, beside=compare_runs.found_in(out))
     if not runs and not days:
         which = f" of {', '.join(scenarios)}" if scenarios else ""
         raise UsageError(f"{path}: no run{which} in it yet; --out names the folder of the run directories")
@@ -186,7 +185,7 @@ def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: flo
     code 0: nothing got worse; 1: something did; 2: it can't be decided."""
     kept = db or path_of(out)
     (runs, days), (newer_runs, newer_days) = (_side(text, kept, out) for text in (before, after))
-    rows = compare(runs, newer_runs, tolerance) + gameday_history.compare_nights(days, newer_days, tolerance)
+    rows = compare(runs, newer_runs, tolerance) + compare_runs.compare_nights(days, newer_days, tolerance)
     if not is_told(json_file, [asdict(row) for row in rows]):
         many_runs.comparison(rows, Console())
     sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))
@@ -201,10 +200,10 @@ def _side(text: str, kept: Path, out: Path) -> tuple[list[Kept], list[Night]]:
     elif (path / "day.json").is_file():
         found, days = [], [Night.of(path.absolute())]
     elif path.is_dir():
-        found, days = trend_store.found_in(path), gameday_history.found_in(path)
+        found, days = trend_store.found_in(path), compare_runs.found_in(path)
     else:
         found = trend_store.kept(kept, commit=text, beside=trend_store.found_in(out))
-        days = gameday_history.kept(kept, commit=text, beside=gameday_history.found_in(out))
+        days = compare_runs.kept(kept, commit=text, beside=compare_runs.found_in(out))
     if not found and not days:
         raise UsageError(
             f"{text}: no run, file of results or commit of that name; `torchaos history` lists what {kept} has"

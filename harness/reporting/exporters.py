@@ -30,7 +30,7 @@ from torchaos.harness.record.plan import counted, seconds_in_words
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict, each_restart
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.reporting.gameday_history import Night
+from torchaos.harness.reporting.compare_runs import Night
 from torchaos.harness.reporting.terminal import headline
 from torchaos.harness.reporting.terminal.console import why, without_words
 from torchaos.harness.reporting.terminal.headline import failures_first, gauges

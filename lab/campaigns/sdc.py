@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from torchaos.assertions.sdc_detected import SdcDetected
-from torchaos.harness.analysis.corruption_evidence import seen_by_others, seen_by_twin
+from torchaos.harness.analysis.findings.corruption import seen_by_others, seen_by_twin
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Plan, PlannedJob

@@ -1,7 +1,7 @@
 """Faults of whole nodes: all processes of the job on a machine."""
 
 from torchaos.harness.analysis.caught_up import BACK
-from torchaos.harness.analysis.checkpointing.local_disks import DISK_LOST
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import DISK_LOST
 from torchaos.harness.fault_drivers.node_faults import (
     NodeDeath,
     ended,

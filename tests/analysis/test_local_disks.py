@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from malformed import GOOD
 
-from torchaos.harness.analysis.checkpointing.local_disks import DISK_LOST, out_of_reach
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import DISK_LOST, out_of_reach
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Save

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.sdc_detected import SdcDetected
-from torchaos.harness.analysis.corruption_evidence import seen_by_others, seen_by_twin, sightings
+from torchaos.harness.analysis.findings.corruption import seen_by_others, seen_by_twin, sightings
 from torchaos.harness.base_classes import Assertion
 from torchaos.harness.interfaces import Outcome, Target
 from torchaos.harness.protocol.wire import Event, Kind

@@ -13,9 +13,8 @@ from torchaos.harness.cli import cli
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
 from torchaos.harness.gameday.score import RoundScore, total
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.reporting import gameday_history
-from torchaos.harness.reporting.compare_runs import Change, overall
-from torchaos.harness.reporting.gameday_history import Night, compare_nights
+from torchaos.harness.reporting import compare_runs
+from torchaos.harness.reporting.compare_runs import Change, Night, compare_nights, overall
 from torchaos.harness.reporting.trend_store import path_of
 
 
@@ -62,14 +61,14 @@ def test_nights_are_kept_and_shown(days: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "80.5%" in done.output
     assert "failed: mttr is 40" in done.output
-    gameday_history.add(path_of(days), gameday_history.found_in(days))  # as each day does at its end
+    compare_runs.add(path_of(days), compare_runs.found_in(days))  # as each day does at its end
     for path in days.glob("*/score.json"):
         path.unlink()
-    assert [one.verdict for one in gameday_history.kept(path_of(days))] == ["passed", "passed", "failed"]
+    assert [one.verdict for one in compare_runs.kept(path_of(days))] == ["passed", "passed", "failed"]
     raw = json.loads(torchaos("history", "--out", days, "--json").output)
     assert [one["commit"][0] for one in raw] == ["a", "a", "b"]
-    assert not gameday_history.kept(path_of(days), ["another"])
-    assert len(gameday_history.kept(path_of(days), ["night"], "bb")) == 1
+    assert not compare_runs.kept(path_of(days), ["another"])
+    assert len(compare_runs.kept(path_of(days), ["night"], "bb")) == 1
 
 
 def test_a_night_that_is_worse_is_a_regression(days: Path) -> None:
@@ -127,4 +126,4 @@ def test_a_damaged_score_is_told(days: Path, text: str) -> None:
     (days / "one" / "score.json").write_text(text)
     with pytest.raises(UsageError, match="damaged"):
         Night.of(days / "one")
-    assert len(gameday_history.found_in(days)) == 2
+    assert len(compare_runs.found_in(days)) == 2

@@ -25,8 +25,8 @@ from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.repro.case import case_of, script_of
-from torchaos.harness.reporting.repro.script.summary import summary
+from torchaos.harness.reporting.repro import case_of, script_of
+from torchaos.harness.reporting.repro.summary import summary
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 STAND_IN = Path(__file__).parent / "stand_in.py"

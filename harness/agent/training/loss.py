@@ -8,7 +8,7 @@ from typing import Any
 
 from ...protocol.wire import Kind
 from ..agent import Agent
-from .iteration import Segment
+from .step_counter import Segment
 
 
 class _Copy:

@@ -16,8 +16,8 @@ from ...protocol.check_sums import Sums, sums_of
 from ...protocol.packed_lines import payload
 from ...protocol.wire import Kind
 from ..agent import Agent
-from .iteration import Segment
 from .loss import Losses, arrived
+from .step_counter import Segment
 
 NEAR, AFTER_SAVE = 64, 8  # steps: around a fault, and after a start or a load; after a save
 _INDEX = 4  # bytes

@@ -15,12 +15,11 @@ from typing import Any, Callable
 from ...protocol.wire import Kind, Phase
 from ..agent import Agent
 from ..batches.batch_ring import UNSEEN, TrainedBatches
-from .iteration import Segment
 from .learning_rates import CounterOffset, LearningRates, optimizer_step
 from .loss import Losses
 from .parameter_updates import UpdateDetector
 from .plain_optimizers import PlainOptimizers
-from .step_counter import NOTHING, Closed, OptimizerTurns, StepCounter
+from .step_counter import NOTHING, Closed, OptimizerTurns, Segment, StepCounter
 from .step_events import StepEvents
 
 _PLAIN = "plain"  # the key of all optimizers together that are none of torch's

@@ -1,15 +1,17 @@
-"""The contents of checkpoints, from the inventory after the run, and their differences between two runs."""
+"""The contents of checkpoints, from the inventory after the run, and their differences between two runs; which of them
+build upon which; and which of their files an attempt could not reach."""
 
 from __future__ import annotations
 
 import math
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.record.history import saved_as
+from torchaos.harness.record.checkpoint_names import final_path
+from torchaos.harness.record.history import Save, saved_as
 from torchaos.harness.record.plan import PlannedJob, counted
 from torchaos.harness.record.record import Record
 
@@ -247,3 +249,83 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
         "; ".join(_problems(raw)) if _only(raw, "unreadable", *_BLIND) else "",
         bytes_of if isinstance(bytes_of := raw.get("unread_files"), Mapping) else {}, _names(raw.get("unread")),
     )  # fmt: skip
+
+
+_ASIDE = re.compile(r"\.(damaged|corrupt|bad|broken|old)$")
+
+
+@dataclass(frozen=True)
+class Deltas:
+    """`links`: by the name of a checkpoint, and the attempt that saved it (None: not known), the names of all on which
+    it builds."""
+
+    links: Mapping[str, Mapping[int | None, frozenset[str]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Record) -> Deltas:
+        links: dict[str, dict[int | None, frozenset[str]]] = {}
+        for one in checkpoints_of(run) or ():
+            name = posixpath.basename(one.path)
+            saved = None if _ASIDE.search(name) else one.attempt
+            links.setdefault(_ASIDE.sub("", name), {})[saved] = frozenset(one.builds_on)
+        return cls(links if any(named for each in links.values() for named in each.values()) else {})
+
+    def builds(self, path: str, attempt: int, upon: str) -> bool | None:
+        """Whether the checkpoint to which this path belongs, which was saved in this attempt, builds upon the one at
+        `upon`. If another attempt saved it again, it was built as that one if it builds upon it. None if that is not
+        known: others build upon each other."""
+        if not self.links:
+            return False
+        name = posixpath.basename(upon)
+        names = {name, posixpath.splitext(name)[0]}
+        for part in (part for part in final_path(path).split("/") if part in self.links):
+            known = self.links[part]
+            own = [known[saved] for saved in (attempt, None) if saved in known]
+            if any(names & links for links in own or known.values()):
+                return True
+            if own:
+                return False
+        return None
+
+
+DISK_LOST = "disk lost"  # `what` of an effect event: the local disk of `node` was emptied
+
+
+def local_folder(run: Record) -> str:
+    """The folder of which each node has its own. Empty if the scenario names none."""
+    job, root = run.plan.job, root_of(run)
+    if not (job.checkpoints and job.checkpoints_local and root):
+        return ""
+    return posixpath.join(root, posixpath.relpath(job.checkpoints_local, job.checkpoints))
+
+
+@dataclass(frozen=True)
+class OutOfReach:
+    """Files of a checkpoint that no node of an attempt had."""
+
+    nodes: tuple[int, ...]  # which had them
+    paths: frozenset[str]
+
+
+def out_of_reach(run: Record, saves: Iterable[Save], attempt: int, started_s: float) -> OutOfReach:
+    """The files of a checkpoint that were only on nodes which the attempt did not have, or which had lost their disks
+    before it was started (CLOCK_MONOTONIC). Nodes that are not known count as present."""
+    local, root = local_folder(run), root_of(run)
+    node_of = {(up.attempt, up.rank): up.data.get("node") for up in run.of_kind(Kind.RANK_UP)}
+    there = {node for (number, _rank), node in node_of.items() if number == attempt}
+    lost = [
+        (event.data["node"], event.mono_s)
+        for event in run.of_kind(Kind.EFFECT)
+        if event.data.get("what") == DISK_LOST and event.mono_s < started_s
+    ]
+    nodes, paths = set[int](), set[str]()
+    for save in saves:
+        if is_below(save.path, root) and not (local and is_below(save.path, local)):
+            continue
+        had = {node_of.get((save.attempt, rank)) for rank in save.ranks}
+        gone = {node for node in had if node is not None and there and node not in there}
+        gone |= {node for node, lost_s in lost if node in had and lost_s > save.begun_s}
+        if had and gone == had:
+            nodes |= gone
+            paths.add(save.path)
+    return OutOfReach(tuple(sorted(nodes)), frozenset(paths))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from torchaos.harness.analysis.checkpointing.deltas import Deltas
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Deltas
 from torchaos.harness.analysis.checkpointing.resume_points import are_copies, points_of
 from torchaos.harness.interfaces import Evidence
 from torchaos.harness.protocol.wire import Event, Kind

@@ -16,8 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 
-from torchaos.harness.analysis.checkpointing.checkpoint_contents import Checkpoint, checkpoints_of, is_below, root_of
-from torchaos.harness.analysis.checkpointing.local_disks import local_folder
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import (
+    Checkpoint,
+    checkpoints_of,
+    is_below,
+    local_folder,
+    root_of,
+)
 from torchaos.harness.record.checkpoint_names import checkpoint_of, final_path, is_copy
 from torchaos.harness.record.history import History, Save
 from torchaos.harness.record.record import Record

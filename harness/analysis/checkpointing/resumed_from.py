@@ -20,10 +20,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.analysis.checkpointing.checkpoint_contents import is_below, root_of
+from torchaos.harness.analysis.checkpointing.checkpoint_contents import Deltas, is_below, out_of_reach, root_of
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, damages
-from torchaos.harness.analysis.checkpointing.deltas import Deltas
-from torchaos.harness.analysis.checkpointing.local_disks import out_of_reach
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.checkpoint_names import checkpoint_of, main_first, number_in_name

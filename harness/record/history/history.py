@@ -3,13 +3,16 @@
 Within an attempt the agent counts steps from 1. An attempt has a base: the number of global steps before its first step
 (see step_witnesses.py). If it loads a checkpoint between two steps, it has another base from there on (see
 step_numbering.py). The steps on one base are a segment. A step counts, unless a later segment that has steps began
-before this step."""
+before this step.
+
+If a fault broke off a step on some ranks only, before the whole job went back to an earlier state in the process, the
+agent of such a rank counts one step less from there on than the agents of the other ranks (`_with_unfinished`)."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -27,7 +30,6 @@ from torchaos.harness.record.history.saves_and_loads import Load, Save
 from torchaos.harness.record.history.snapshots import Snapshots
 from torchaos.harness.record.history.step_evidence import LOG, RECORD, Witness
 from torchaos.harness.record.history.step_numbering import Lines, Placing
-from torchaos.harness.record.history.unfinished_steps import with_unfinished
 from torchaos.harness.record.steps import Execution, Executions, StepTable
 from torchaos.harness.record.steps.execution import floats
 from torchaos.harness.record.steps.executions import UNPLACED
@@ -55,7 +57,7 @@ class History:
         those of the twin. `peers`: the final steps of other replicas of the job, with which the parameters are
         aligned."""
         whole = Merged.of(events)
-        ordered, seen = with_unfinished(_with_first_steps(whole), whole.steps_made.once_each())
+        ordered, seen = _with_unfinished(_with_first_steps(whole), whole.steps_made.once_each())
         found = attempts.read(ordered)
         saves, loads = saves_and_loads.without_exchanged(
             saves_and_loads.read_saves(ordered, seen), saves_and_loads.read_loads(ordered)
@@ -382,3 +384,62 @@ def _log_interval(executions: Iterable[Execution]) -> int:
         by_attempt[execution.attempt].add(execution.local_step)
     gaps = Counter(b - a for steps in by_attempt.values() for a, b in pairwise(sorted(steps)))
     return gaps.most_common(1)[0][0] if gaps else 1
+
+
+_HITS = (Kind.APPLYING, Kind.APPLIED)
+
+
+def _with_unfinished(events: Sequence[Event], seen: Executions) -> tuple[Sequence[Event], Executions]:
+    """The same events and steps, but with the same count on all ranks: a step that was broken off counts on each rank,
+    also on ranks that did not finish it. `events`: in order of time."""
+    later = [found for attempt in sorted(seen.attempts) for found in _broken_off(events, seen.of_attempt(attempt))]
+    for back in later:
+        who, since_s = (back.attempt, back.rank), back.mono_s
+        events = [
+            replace(event, step=event.step + 1)
+            if (event.attempt, event.rank) == who and event.mono_s >= since_s and event.step is not None
+            else event
+            for event in events
+        ]
+        own = (seen.attempt == back.attempt) & (seen.rank == back.rank) & (seen.mono_s >= since_s)
+        seen = seen.replaced({
+            int(place): replace(seen[int(place)], local_step=seen[int(place)].local_step + 1)
+            for place in own.nonzero()[0]
+        })  # fmt: skip
+    return events, seen
+
+
+def _broken_off(events: Sequence[Event], own: Executions) -> Iterator[Event]:
+    """The states with which ranks of an attempt went back after a fault and count one step less than other ranks since
+    then. `own`: the steps of the attempt."""
+    (attempt,) = own.attempts
+    mine = [
+        event for event in events if event.attempt == attempt and event.kind in (*_HITS, Kind.BEGUN, Kind.SAVE_BEGIN)
+    ]
+    raised = dict.fromkeys(sorted(own.ranks), 0)  # by how much the count of each rank was raised
+    found = list[Event]()
+    for hit in (event for event in mine if event.kind in _HITS):
+        states = [_went_back_to(mine, hit.mono_s, rank) for rank in raised]
+        counts = {state.rank: (state.step or 0) + raised[state.rank or 0] for state in states if state}
+        behind = [state for state in states if state and counts[state.rank] == max(counts.values()) - 1]
+        if len(counts) < len(raised) or len({*counts.values()}) != 2 or len(behind) == len(states):
+            continue
+        if min(counts.values()) < max(counts.values()) - 1 or hit.rank not in (None, *(state.rank for state in behind)):
+            continue
+        if all(state not in found and not _made_a_step(own, hit.mono_s, state) for state in behind):
+            found += behind
+            raised.update({state.rank or 0: raised[state.rank or 0] + 1 for state in behind})
+    yield from found
+
+
+def _went_back_to(events: Sequence[Event], hit_s: float, rank: int) -> Event | None:
+    """The first state with which a rank began a step after a fault. None if the rank saved before: then it is the state
+    after the save."""
+    later = (event for event in events if event.rank == rank and event.mono_s > hit_s and event.kind not in _HITS)
+    first = next(later, None)
+    return first if first and first.kind is Kind.BEGUN and first.step else None
+
+
+def _made_a_step(own: Executions, hit_s: float, state: Event) -> bool:
+    """Whether the rank finished a step between the fault and the state."""
+    return bool(((own.rank == state.rank) & (own.mono_s > hit_s) & (own.mono_s < state.mono_s)).any())

@@ -16,7 +16,7 @@ from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.record import Record, without_steps
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.gameday_history import Night
+from torchaos.harness.reporting.compare_runs import Night
 from torchaos.harness.reporting.html.charts import curves_of
 from torchaos.harness.reporting.html.page import clean, render
 from torchaos.harness.reporting.terminal.console import why

@@ -19,8 +19,7 @@ from torchaos.harness.record.plan import counted, rounded, seconds_in_words
 from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdict
 from torchaos.harness.release.gate_verdict import WAIVERS, Judged, is_waived
 from torchaos.harness.release.repeats import Distribution, Rate, Repeats
-from torchaos.harness.reporting.compare_runs import Change, Row, overall
-from torchaos.harness.reporting.gameday_history import Night
+from torchaos.harness.reporting.compare_runs import Change, Night, Row, overall
 from torchaos.harness.reporting.terminal.console import against, why
 from torchaos.harness.reporting.terminal.text import COLOURS, Pen, name_in_words
 from torchaos.harness.reporting.trend_store import Kept

@@ -48,7 +48,7 @@ from torchaos.harness.analysis.replica_verdict import (
 )
 from torchaos.harness.record.events.merged import last_answer
 from torchaos.harness.record.history import Attempt, Execution, Save
-from torchaos.harness.scenario.values import Regex
+from torchaos.harness.scenario.field_types import Regex
 
 __all__ = [
     "Attempt", "Blame", "Checkpoints", "Corruption", "Execution", "Gpu", "HangReaction", "Landing", "Parameters",

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchaos.harness.analysis.caught_up import pace_of
 from torchaos.harness.monitoring.diagnosis.wait_graph import ranges
-from torchaos.harness.monitoring.observers.opinions import PROGRESS, Rule
+from torchaos.harness.monitoring.observers.hang_detectors import PROGRESS, Rule
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history import Attempt
 from torchaos.harness.record.plan import counted

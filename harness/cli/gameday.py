@@ -35,7 +35,7 @@ from torchaos.harness.cli.run import GONE, signals, write_reports
 from torchaos.harness.gameday import report
 from torchaos.harness.gameday.day import Day, DayRun
 from torchaos.harness.gameday.day_grammar import GameDay
-from torchaos.harness.gameday.draw import cut, draw, load, mix_of, presets
+from torchaos.harness.gameday.fault_schedule import cut, draw, load, mix_of, presets
 from torchaos.harness.gameday.score import (
     RoundScore,
     Score,

@@ -28,8 +28,8 @@ from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.scaffold.job_draft import AFTER_A_LOOK, EXAMPLE, UNKNOWN, Draft, draft_of, scenario_text
 from torchaos.harness.running.scaffold.observed_run import HealthyRun, chosen_in, seen_in
+from torchaos.harness.scenario.field_types import NAME
 from torchaos.harness.scenario.loader import load
-from torchaos.harness.scenario.values import NAME
 
 _STEP, _TIMEOUT_S = 18, 600.0  # used unless the run without faults shows better values
 _EVERY = re.compile(r"--(?:save|ckpt|checkpoint)\w*?[-_](?:every|steps|interval|freq)[\w-]*[ =](\d+)(?= |$)")

@@ -22,7 +22,7 @@ from torchaos.harness.running import housekeeping
 from torchaos.harness.running.housekeeping import RunView, overview
 from torchaos.harness.running.housekeeping import halt as halt_runs
 from torchaos.harness.running.nodes import node_exec
-from torchaos.harness.scenario.values import parse_size, size_in_words
+from torchaos.harness.scenario.field_types import parse_size, size_in_words
 
 _REAPERS_S = 120.0
 

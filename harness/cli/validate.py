@@ -47,7 +47,7 @@ def _mistakes_in(file: Path, overrides: Sequence[str], job: Source | None) -> st
         if not (kind := kind_in(read(file).data)):
             raise UsageError(f"{file}:1:1: this is no scenario, game day or gate; give another file")
         if kind == "gameday":
-            from torchaos.harness.gameday.draw import load as load_day
+            from torchaos.harness.gameday.fault_schedule import load as load_day
 
             load_day(file, overrides, lambda day, tell: check_script(day.job, day.launcher, file, tell))
         elif kind == "gate":

@@ -47,8 +47,8 @@ from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_
 from torchaos.harness.crash_explorer.resumers import LauncherResume, WarmResumes
 from torchaos.harness.crash_explorer.s3_store import StoreServer
 from torchaos.harness.crash_explorer.selection import Choice, chosen, nodes_of, state_named
+from torchaos.harness.fault_drivers.checkpoint_damage import CheckpointFault, carry_out, decide
 from torchaos.harness.fault_drivers.checkpoint_edits import Mode
-from torchaos.harness.fault_drivers.damage_fault import CheckpointFault, carry_out, decide
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Kind

@@ -25,7 +25,7 @@ from torchaos.harness.base_classes import Fault
 from torchaos.harness.host.gpu_devices import gpu_of, gpus_here, parent_of
 from torchaos.harness.host.native_libraries import ENV_CONTROL, ENV_PATH, NVML
 from torchaos.harness.interfaces import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Probe, UsageError, Where
-from torchaos.harness.monitoring.probes.census import environ_of
+from torchaos.harness.monitoring.probes.process_tree import environ_of
 from torchaos.harness.protocol.wire import ENV_NODE, Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.file_handles import File

@@ -28,8 +28,8 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 from torchaos.harness.gameday.day_grammar import GameDay, Risk
-from torchaos.harness.gameday.draw import SHORTEST_S, Round, scenario_of
 from torchaos.harness.gameday.fault_outcomes import Outcome
+from torchaos.harness.gameday.fault_schedule import SHORTEST_S, Round, scenario_of
 from torchaos.harness.gameday.score import RoundScore, score_round
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError

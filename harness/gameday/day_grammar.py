@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from torchaos.harness.base_classes import Seconds
+from torchaos.harness.scenario.field_types import NAME, Count, Index, Strict
 from torchaos.harness.scenario.grammar import Items, Job, Limits, Target
-from torchaos.harness.scenario.values import NAME, Count, Index, Strict
 
 Length = Annotated[Seconds, Field(gt=0)]
 

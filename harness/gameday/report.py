@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.gameday.day import Day
-from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
+from torchaos.harness.gameday.fault_schedule import Drawn, Round
 from torchaos.harness.gameday.score import AT_LEAST, RoundScore, Score, Spread, verdict_of
 from torchaos.harness.record.plan import counted, seconds_in_words
 from torchaos.harness.record.result import Case, Verdict

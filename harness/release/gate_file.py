@@ -16,10 +16,10 @@ from torchaos.harness import registry
 from torchaos.harness.base_classes import Seconds
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.scenario.checks import Tell, check_parameters
+from torchaos.harness.scenario.field_types import NAME, Strict
 from torchaos.harness.scenario.grammar import Item, Items, Scenario
 from torchaos.harness.scenario.loader import load as load_scenario
 from torchaos.harness.scenario.loader import load_as
-from torchaos.harness.scenario.values import NAME, Strict
 from torchaos.harness.scenario.yaml_source import Keys
 
 Text = Annotated[str, Field(min_length=1)]

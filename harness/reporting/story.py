@@ -20,7 +20,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery, Result, Verdict, root_first
 from torchaos.harness.record.rundir import RunDir, result_in
 from torchaos.harness.record.secrecy import mask
-from torchaos.harness.reporting.happened import Moment, Turn, happened
+from torchaos.harness.reporting.event_timeline import Moment, Turn, happened
 from torchaos.harness.reporting.terminal.console import tell_verdict
 from torchaos.harness.reporting.terminal.headline import went_on
 from torchaos.harness.reporting.terminal.plan_preview import given

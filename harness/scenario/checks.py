@@ -21,9 +21,9 @@ from torchaos.harness import registry
 from torchaos.harness.base_classes import DRAWN
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.monitoring.probes.log_adapters import adapter_for
+from torchaos.harness.scenario.field_types import ENDPOINT, PLACEHOLDERS, unknown_placeholders
 from torchaos.harness.scenario.grammar import Fault, Job, Scenario
-from torchaos.harness.scenario.mistakes import words
-from torchaos.harness.scenario.values import ENDPOINT, PLACEHOLDERS, unknown_placeholders
+from torchaos.harness.scenario.validation_errors import words
 from torchaos.harness.scenario.yaml_source import Keys
 
 # Reports a mistake: its place, a text, whether the key is wrong (False: its value). `also`: other places that the

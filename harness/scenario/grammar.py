@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from torchaos.harness.base_classes import Seconds
-from torchaos.harness.scenario.values import NAME, Bytes, Count, Index, Strict
+from torchaos.harness.scenario.field_types import NAME, Bytes, Count, Index, Strict
 
 
 class Checkpoints(Strict):

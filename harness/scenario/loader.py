@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from torchaos.harness import registry
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.scenario.checks import Tell, check, with_settings
+from torchaos.harness.scenario.field_types import fill_some
 from torchaos.harness.scenario.grammar import Job, Scenario
-from torchaos.harness.scenario.mistakes import Rest, in_file, most_telling, words
-from torchaos.harness.scenario.values import fill_some
+from torchaos.harness.scenario.validation_errors import Rest, in_file, most_telling, words
 from torchaos.harness.scenario.yaml_source import (
     Keys,
     Place,

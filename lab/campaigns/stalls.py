@@ -375,7 +375,7 @@ def healthy(minutes: float, stacks: bool = True) -> dict[str, Any]:
 def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[dict[str, float | None]]:
     """Detection time and false alarms for other values of k, from the recorded opinions. A stall whose record ends
     counts as lasting."""
-    from torchaos.harness.monitoring.observers.opinions import Opinion, Rule
+    from torchaos.harness.monitoring.observers.hang_detectors import Opinion, Rule
 
     rows: list[dict[str, float | None]] = []
     for k in KS:

@@ -1,6 +1,7 @@
 """Damage to the newest checkpoints."""
 
 from torchaos.harness.checkpoints.layout import Checkpoint
+from torchaos.harness.fault_drivers.checkpoint_damage import CheckpointFault
 from torchaos.harness.fault_drivers.checkpoint_edits import (
     Edit,
     Mode,
@@ -18,7 +19,6 @@ from torchaos.harness.fault_drivers.checkpoint_edits import (
     tracker,
     zeros,
 )
-from torchaos.harness.fault_drivers.damage_fault import CheckpointFault
 
 __all__ = [
     "Checkpoint", "CheckpointFault", "Edit", "Mode", "Remove", "cut", "flips", "foreign", "metadata", "nan",

@@ -15,7 +15,7 @@ from torchaos.harness.analysis.comparison.agreement import wants_more
 from torchaos.harness.analysis.replica_verdict import judged
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.interfaces import Outcome, Target, UsageError
-from torchaos.harness.monitoring.probes.census import Identity
+from torchaos.harness.monitoring.probes.process_tree import Identity
 from torchaos.harness.protocol import wire
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind, Phase
@@ -23,7 +23,7 @@ from torchaos.harness.record.plan import Named, Plan, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.registry import find
-from torchaos.harness.reporting.happened import happened
+from torchaos.harness.reporting.event_timeline import happened
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario.loader import load
 

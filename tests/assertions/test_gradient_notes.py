@@ -9,7 +9,7 @@ import pytest
 
 from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.reporting.happened import happened
+from torchaos.harness.reporting.event_timeline import happened
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import Named
 from torchaos.harness.record.record import Record
-from torchaos.harness.reporting.happened import happened
+from torchaos.harness.reporting.event_timeline import happened
 from torchaos.harness.reporting.terminal.console import why
 
 TORN = {"path": "step-15", "format": "dcp", "step": 15, "complete": False, "loadable": False, "tensors": {},

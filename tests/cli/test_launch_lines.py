@@ -10,7 +10,7 @@ import yaml
 
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.running.scaffold.job_draft import draft_of, scenario_text
-from torchaos.harness.scenario.values import fill, unknown_placeholders
+from torchaos.harness.scenario.field_types import fill, unknown_placeholders
 
 RUN = "torchrun --max-restarts 3"
 

@@ -14,8 +14,8 @@ from torchaos.harness.protocol import wire
 from torchaos.harness.record import result
 from torchaos.harness.running.capabilities import known
 from torchaos.harness.scenario.checks import with_settings
+from torchaos.harness.scenario.field_types import Strict
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.values import Strict
 
 
 @pytest.mark.parametrize("group", ["injectors", "assertions", "conditions"])

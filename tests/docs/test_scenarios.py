@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.gameday.draw import cut, draw, mix_of, scenario_of
-from torchaos.harness.gameday.draw import load as load_day
+from torchaos.harness.gameday.fault_schedule import cut, draw, mix_of, scenario_of
+from torchaos.harness.gameday.fault_schedule import load as load_day
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario.grammar import Scenario

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from chaos import REPOSITORY, RunScenario, kill_rank, left_over, trainer
 
-from torchaos.harness.fault_drivers.damage_fault import survey
+from torchaos.harness.fault_drivers.checkpoint_damage import survey
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir

@@ -17,7 +17,7 @@ from torchaos.harness.analysis.verdict import verdict_of
 from torchaos.harness.cli import cli
 from torchaos.harness.gameday.day import Day, DayRun
 from torchaos.harness.gameday.day_grammar import GameDay
-from torchaos.harness.gameday.draw import cut, draw, load, mix_of
+from torchaos.harness.gameday.fault_schedule import cut, draw, load, mix_of
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.minimize.scenario_shrink import Child, Ran
 from torchaos.harness.protocol.wire import Kind

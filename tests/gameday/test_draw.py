@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from torchaos.harness.gameday.day_grammar import Arrivals, GameDay
-from torchaos.harness.gameday.draw import SHORTEST_S, Drawn, cut, draw, load, mix_of, presets, scenario_of
+from torchaos.harness.gameday.fault_schedule import SHORTEST_S, Drawn, cut, draw, load, mix_of, presets, scenario_of
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import After
 from torchaos.harness.running.planner import make_plan

@@ -13,8 +13,8 @@ from rich.console import Console
 from torchaos.harness.gameday import day as follower
 from torchaos.harness.gameday.day import Day, following
 from torchaos.harness.gameday.day_grammar import Bounds, Risk
-from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
+from torchaos.harness.gameday.fault_schedule import Drawn, Round
 from torchaos.harness.gameday.report import caveat, page, show, spread_rows, to_look_at
 from torchaos.harness.gameday.score import RoundScore, cases_of, total
 

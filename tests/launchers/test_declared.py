@@ -15,8 +15,8 @@ import yaml
 from pydantic import Field
 
 from torchaos.harness import registry
-from torchaos.harness.gameday.draw import Round, scenario_of
-from torchaos.harness.gameday.draw import load as load_day
+from torchaos.harness.gameday.fault_schedule import Round, scenario_of
+from torchaos.harness.gameday.fault_schedule import load as load_day
 from torchaos.harness.interfaces import Capability, Handle, JobSpec, Launcher, Node, UsageError
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running import capabilities

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.host import processes
-from torchaos.harness.monitoring.probes.census import environ_of
+from torchaos.harness.monitoring.probes.process_tree import environ_of
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.launchers.local import keepers

@@ -17,8 +17,8 @@ from waiting import wait_until
 
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.observers import hang_watch
+from torchaos.harness.monitoring.observers.hang_detectors import Opinion
 from torchaos.harness.monitoring.observers.hang_watch import NcclRas, ask, communicators
-from torchaos.harness.monitoring.observers.opinions import Opinion
 
 # The example of the user guide of NCCL 2.30, chapter RAS, "JSON Output", with the pids of the test.
 GUIDE: dict[str, Any] = {

@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.observers import at_end
-from torchaos.harness.monitoring.observers.opinions import LogSilence, Opinion, Overdue, Stagnation
+from torchaos.harness.monitoring.observers.hang_detectors import LogSilence, Opinion, Overdue, Stagnation
 from torchaos.harness.monitoring.observers.resource_use import Idle
 from torchaos.harness.protocol.collective_stamps import Stamps
 from torchaos.harness.protocol.wire import start_ticks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchaos.harness.monitoring.observers.opinions import Learned, Opinion, Rule
+from torchaos.harness.monitoring.observers.hang_detectors import Learned, Opinion, Rule
 
 LONG = 5.0
 

@@ -10,8 +10,8 @@ import pytest
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
 from torchaos.harness.monitoring.diagnosis.diagnosis import HIGH, Diagnosis
+from torchaos.harness.monitoring.observers.hang_detectors import Opinion
 from torchaos.harness.monitoring.observers.hang_watch import HangWatch
-from torchaos.harness.monitoring.observers.opinions import Opinion
 from torchaos.harness.monitoring.observers.resource_use import awaited, spinning
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
 from torchaos.harness.protocol.wire import Event, Kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchaos.harness.monitoring.probes.census import Claims, Identity, Member, find_ranks
+from torchaos.harness.monitoring.probes.process_tree import Claims, Identity, Member, find_ranks
 
 LATER_S = 100.0
 

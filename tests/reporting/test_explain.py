@@ -24,7 +24,7 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import EventFile, Kind
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.happened import Turn, happened
+from torchaos.harness.reporting.event_timeline import Turn, happened
 from torchaos.harness.reporting.story import Story, story_of, tell, tell_short
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

@@ -20,7 +20,7 @@ from torchaos.harness.record.plan import Named, Plan, PlannedJob
 from torchaos.harness.running.conditions.outside import CommandFails, CommandSucceeds, DiskFree
 from torchaos.harness.running.engine import supervision
 from torchaos.harness.running.engine.supervision import ConditionWatches, SelfCheck, check_disk
-from torchaos.harness.scenario.values import parse_size
+from torchaos.harness.scenario.field_types import parse_size
 
 PLAN = Plan("watch", "", 0, PlannedJob(("torchrun",), "/", {}, 1, 1, 60.0), (), ())
 

@@ -9,7 +9,7 @@ import pytest
 
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.checkpoint_names import name_of_all
-from torchaos.harness.reporting.happened import happened
+from torchaos.harness.reporting.event_timeline import happened
 from torchaos.harness.reporting.terminal.live import Progress
 from torchaos.harness.running.scaffold.observed_run import seen_in
 

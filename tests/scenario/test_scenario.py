@@ -10,8 +10,8 @@ from malformed import CASES, GOOD, Case
 from warm import torchaos
 
 from torchaos.harness.scenario.checks import json_schema
+from torchaos.harness.scenario.field_types import fill
 from torchaos.harness.scenario.loader import load
-from torchaos.harness.scenario.values import fill
 from torchaos.harness.scenario.yaml_source import ScenarioError
 
 READY = Path(__file__).parents[2] / "scenarios"

@@ -7,8 +7,8 @@ from pathlib import Path
 from torchaos.harness.gameday import report
 from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.day_grammar import Bounds, Risk
-from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
+from torchaos.harness.gameday.fault_schedule import Drawn, Round
 from torchaos.harness.gameday.score import RoundScore, cases_of, total
 
 CLOCK = Clock(productive_s=60.0, lost_s=20.0, checkpoint_s=5.0, stalled_s=5.0, down_s=10.0)

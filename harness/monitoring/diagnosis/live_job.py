@@ -25,7 +25,7 @@ from torchaos.harness.interfaces import RankProcess, UsageError
 from torchaos.harness.monitoring.diagnosis import blame
 from torchaos.harness.monitoring.diagnosis.diagnosis import HIGH, LOW, MEDIUM, Diagnosis
 from torchaos.harness.monitoring.diagnosis.wait_graph import Calls, ranges, read_stamps
-from torchaos.harness.monitoring.probes.census import Census, check_agent, find_ranks, rank_process
+from torchaos.harness.monitoring.probes.process_tree import ProcessTree, check_agent, find_ranks, rank_process
 from torchaos.harness.monitoring.probes.rank_probe import Sockets
 from torchaos.harness.protocol.wire import STACKS_SIGNAL
 
@@ -361,9 +361,9 @@ def of_job(pid: int, stamps: Path | None = None) -> Diagnosis:
 def ranks_of(pid: int) -> dict[int, RankProcess]:
     """The ranks below this torchrun on this machine, by number. If there are several attempts, the ranks of the
     latest."""
-    census = Census(None)
-    census.add_root(pid)
-    census.scan()
-    found = find_ranks(census.members, (), time.monotonic())
+    tree = ProcessTree(None)
+    tree.add_root(pid)
+    tree.scan()
+    found = find_ranks(tree.members, (), time.monotonic())
     in_order = sorted(found.ranks.items())
     return {rank: rank_process(member, member.identity) for (_, rank), member in in_order if member.identity}

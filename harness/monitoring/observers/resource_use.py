@@ -22,7 +22,7 @@ from typing import NamedTuple
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis.wait_graph import ranges
-from torchaos.harness.monitoring.observers.opinions import Learned, Opinion
+from torchaos.harness.monitoring.observers.hang_detectors import Learned, Opinion
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
 from torchaos.harness.monitoring.probes.rank_probe import Sockets
 

@@ -21,7 +21,14 @@ from itertools import pairwise
 
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import Emit, Probe, RankProcess
-from torchaos.harness.monitoring.probes.census import Census, Claims, Key, RanksFound, find_ranks, rank_process
+from torchaos.harness.monitoring.probes.process_tree import (
+    Claims,
+    Key,
+    ProcessTree,
+    RanksFound,
+    find_ranks,
+    rank_process,
+)
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
 
@@ -140,11 +147,11 @@ class _Watched:
 
 class RankWatch:
     """Watches the ranks of one job. `mark`: the run id in the environment of its processes; None if torchaos did not
-    launch the job. `node`: see Census."""
+    launch the job. `node`: see ProcessTree."""
 
     def __init__(self, journal: Journal, mark: str | None, node: int | None = None) -> None:
         self._journal = journal
-        self._census = Census(mark, node)
+        self._tree = ProcessTree(mark, node)
         self._claims = Claims()
         self._watched: dict[int, _Watched] = {}  # by pidfd
         self._over: set[tuple[int, int]] = set()  # (pid, start_ticks) of ranks that are gone
@@ -195,8 +202,8 @@ class RankWatch:
     def members(self) -> dict[int, int]:
         """All processes of the job that are alive now: start time in clock ticks, by pid."""
         with self._lock:
-            self._census.scan()
-            return {pid: member.ticks for pid, member in self._census.members.items()}
+            self._tree.scan()
+            return {pid: member.ticks for pid, member in self._tree.members.items()}
 
     def _is_chosen(self, rank: RankProcess) -> bool:
         chosen = self._found.ranks.get((rank.attempt, rank.rank))
@@ -269,16 +276,16 @@ class RankWatch:
 
     def _scan(self) -> None:
         while self._roots:
-            self._census.add_root(self._roots.popleft())
+            self._tree.add_root(self._roots.popleft())
         hints = [self._hints.popleft() for _ in range(len(self._hints))]
         for event in hints:
-            self._census.look_again(event.data["pid"])
+            self._tree.look_again(event.data["pid"])
         with self._lock:
-            self._census.scan()
+            self._tree.scan()
             for event in hints:
                 self._take_hint(event)
-            members, now = self._census.members, time.monotonic()
-            is_calm = now > self._census.changed_s + CALM_S
+            members, now = self._tree.members, time.monotonic()
+            is_calm = now > self._tree.changed_s + CALM_S
             self._scan_s = now + (CALM_SCAN_S if is_calm else SCAN_S)
             living = {pid: member for pid, member in members.items() if (pid, member.ticks) not in self._over}
             self._found = find_ranks(living, self._armed, now)
@@ -299,7 +306,7 @@ class RankWatch:
     def _outer_pid(self, event: Event) -> int:
         """The pid, outside containers, of the process in an event. An agent in a container reports its inner pid."""
         own, key = int(event.data["pid"]), (event.attempt, event.rank)
-        for member in self._census.members.values():
+        for member in self._tree.members.values():
             if member.inner_pid == own and member.identity and (member.identity.attempt, member.identity.rank) == key:
                 return member.pid
         return own

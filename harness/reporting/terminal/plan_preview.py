@@ -37,7 +37,7 @@ from torchaos.harness.record.secrecy import mask, mask_env
 from torchaos.harness.reporting.terminal.text import Pen, name_in_words, pairs_in_words, printable
 from torchaos.harness.running.planner.fault_plans import Machine, transport_of
 from torchaos.harness.scenario.checks import parameters_of
-from torchaos.harness.scenario.values import size_in_words
+from torchaos.harness.scenario.field_types import size_in_words
 
 Record = Mapping[str, str]
 _OF_GPUS = frozenset({"gpu", "cuda", "nccl"})

@@ -23,7 +23,7 @@ from torchaos.harness.host import processes
 from torchaos.harness.interfaces import Emit, Probe, Watched
 from torchaos.harness.protocol.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.record.events.merged import last_answer
-from torchaos.harness.scenario.values import Bytes, size_in_words
+from torchaos.harness.scenario.field_types import Bytes, size_in_words
 
 Time = Annotated[Seconds, Field(gt=0)]
 _LOOK_S, _END_S = 0.02, 10.0

@@ -21,7 +21,7 @@ from torchaos.harness.record.plan import After, Named, Plan, PlannedFault
 from torchaos.harness.running.conditions.progress import after_is_due
 from torchaos.harness.running.engine.fault_lifecycle import FaultContext, report_missed
 from torchaos.harness.running.launchers.fault_hosts import FaultHost
-from torchaos.harness.scenario.values import size_in_words
+from torchaos.harness.scenario.field_types import size_in_words
 
 DISK_AT_START = 256 << 20  # bytes that must be free where the run directory is
 DISK_LEAST = 64 << 20  # bytes; with less, the run is ended while there is still space to record that

@@ -34,7 +34,7 @@ from torchaos.harness.rollback.container_handles import Containers, DockerImage,
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers import local, namespace_holder
 from torchaos.harness.running.launchers.torchrun_line import elastic_env
-from torchaos.harness.scenario.values import Strict
+from torchaos.harness.scenario.field_types import Strict
 
 HOST = "host"  # instead of the name of an image: the host's own programs
 _PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders

@@ -25,8 +25,8 @@ from torchaos.harness.host import processes
 from torchaos.harness.host.native_libraries import ENV_CONTROL
 from torchaos.harness.host.processes import wait_for
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, LiveNode, Node, RankProcess, UsageError
-from torchaos.harness.monitoring.probes.census import environ_of
 from torchaos.harness.monitoring.probes.job_log import JobLog
+from torchaos.harness.monitoring.probes.process_tree import environ_of
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch
 from torchaos.harness.protocol.wire import (
     ENV_ARMED,

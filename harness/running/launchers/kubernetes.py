@@ -29,7 +29,7 @@ from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.running.launchers.node_channel import packed
 from torchaos.harness.running.launchers.pod import Pod, find_pods, handles, in_order, join
 from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, NODE, Manifest, PodChange, shares_network
-from torchaos.harness.scenario.values import Strict
+from torchaos.harness.scenario.field_types import Strict
 
 _SPARE_S = 300.0  # seconds after the job's time-out; then Kubernetes ends the pods
 _READY_S = 600.0  # seconds for the pods to get machines and images

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 from torchaos.harness.fault_drivers.proxy import Endpoint, mark_of_server, start_toxiproxy
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, Handle, JobSpec, Launcher, Node, UsageError
-from torchaos.harness.monitoring.probes.census import check_agent
 from torchaos.harness.monitoring.probes.job_log import JobLog, MetricsFile
+from torchaos.harness.monitoring.probes.process_tree import check_agent
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch, Sampling, exit_code
 from torchaos.harness.protocol.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.record.events.journal import Journal
@@ -34,7 +34,7 @@ from torchaos.harness.running.launchers.job import (
     first_failure,
     start,
 )
-from torchaos.harness.scenario.values import ENDPOINT
+from torchaos.harness.scenario.field_types import ENDPOINT
 
 RENDEZVOUS = "rendezvous"
 _RENDEZVOUS_ENV = "PET_RDZV_ENDPOINT"

@@ -26,7 +26,7 @@ from torchaos.harness.interfaces import Capability, ChaosError, Handle, JobSpec,
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.record.plan import counted
 from torchaos.harness.rollback.cluster_handles import SlurmWork
-from torchaos.harness.scenario.values import Strict
+from torchaos.harness.scenario.field_types import Strict
 
 
 @dataclass(frozen=True)

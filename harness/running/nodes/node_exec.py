@@ -28,9 +28,9 @@ from torchaos.harness import registry
 from torchaos.harness.fault_drivers.network.links import Link
 from torchaos.harness.host.network_namespace import NetworkNamespace
 from torchaos.harness.interfaces import ChaosError, JobSpec, UsageError
-from torchaos.harness.monitoring.probes.census import check_agent, environ_of, torchrun_here
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 from torchaos.harness.monitoring.probes.job_log import JobLog
+from torchaos.harness.monitoring.probes.process_tree import check_agent, environ_of, torchrun_here
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch, exit_code
 from torchaos.harness.protocol.agent_plan import AgentPlan
 from torchaos.harness.protocol.wire import ENV_NODE, ENV_PLAN, ENV_REPLICA, ENV_RUN_ID, Event, Kind

@@ -27,9 +27,9 @@ from torchaos.harness.record.plan import After, Named, PlannedFault, PlannedJob,
 from torchaos.harness.running.fault_checks import misfit
 from torchaos.harness.running.planner.job_plan import placeholders
 from torchaos.harness.scenario.checks import check_parameters, made
+from torchaos.harness.scenario.field_types import fill
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Limits, Scenario, When
 from torchaos.harness.scenario.grammar import Target as Aim
-from torchaos.harness.scenario.values import fill
 from torchaos.harness.scenario.yaml_source import read
 
 # "any" draws from the phases that every training loop enters in every step.

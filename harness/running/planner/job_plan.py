@@ -36,9 +36,9 @@ from torchaos.harness.running.launchers.torchrun_line import (
     world_of,
 )
 from torchaos.harness.scenario.checks import made, parameters_of, params_of
+from torchaos.harness.scenario.field_types import fill, size_in_words
 from torchaos.harness.scenario.grammar import Job, Scenario
 from torchaos.harness.scenario.loader import COMMAND_LINE
-from torchaos.harness.scenario.values import fill, size_in_words
 from torchaos.harness.scenario.yaml_source import read
 
 _NOT_SEEN = {

@@ -15,8 +15,8 @@ from torchaos.harness.running.launchers.torchrun_line import NO_SCRIPT, own_part
 from torchaos.harness.running.planner.fault_plans import OWN_STORE
 from torchaos.harness.running.scaffold.batch_script import with_option
 from torchaos.harness.running.scaffold.launch_line import launch_of
+from torchaos.harness.scenario.field_types import with_braces_doubled
 from torchaos.harness.scenario.loader import checkpoints_in
-from torchaos.harness.scenario.values import with_braces_doubled
 from torchaos.harness.scenario.yaml_source import dumped
 
 # If a script imports several of these packages, the first in this order counts.

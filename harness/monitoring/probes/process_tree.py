@@ -88,7 +88,7 @@ class Member:
 
 
 @dataclass
-class Census:
+class ProcessTree:
     """The live processes of a job. `run_id`: the mark in their environment; None if torchaos did not launch the job.
     `node`: the node of all of them; None: as the environment of each says. Not thread-safe."""
 

@@ -22,9 +22,9 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import stream
 from torchaos.harness.running import capabilities
 from torchaos.harness.scenario.checks import Tell, check, with_settings
+from torchaos.harness.scenario.field_types import Strict, fill_some
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.loader import load_as
-from torchaos.harness.scenario.values import Strict, fill_some
 
 
 class Cause(Strict):

@@ -147,7 +147,7 @@ def seconds_of(found: type[Any]) -> frozenset[str]:
 
 def forget() -> None:
     """Clears the caches, so that packages that were installed in the meantime are found."""
-    for kept in (_entries, _modules, _declared, find):
+    for kept in (_entries, _modules, find):
         kept.cache_clear()
 
 

@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # tests make many objects and keep few
     gc.enable()
 
 
@@ -77,13 +78,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """With --dist worksteal, each worker begins with an equal part of the tests: first with its share of the jobs."""
+    """With --dist worksteal, each worker begins with an equal part of the tests: first with its share of the jobs.
+    Those of one file stay together, because they may look at the same job."""
     jobs = [item for item in items if item.get_closest_marker("job")]
     others = iter([item for item in items if not item.get_closest_marker("job")])
+    files = list(dict.fromkeys(item.path for item in jobs))
     parts: list[pytest.Item] = []
     for worker in range(workers):
         size = (len(items) - len(parts)) // (workers - worker)
-        own = jobs[worker::workers]
+        own = [item for item in jobs if files.index(item.path) % workers == worker]
         parts += [*own, *islice(others, size - len(own))]
     return parts
 

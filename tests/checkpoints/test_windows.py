@@ -35,9 +35,8 @@ class Whole:
     """A file with sums, digests and numbers that begin and end at different places."""
 
     def __init__(self, path: Path, sizes: tuple[int, ...], first: int, dtype: str = "float32") -> None:
-        data = bytearray(random.Random(1).randbytes(sum(sizes) + 2 * first))
-        for at in range(len(data)):
-            data[at] &= 0x3F  # no NaN of any type
+        no_nan = bytes(value & 0x3F for value in range(256))  # of any type
+        data = bytearray(random.Random(1).randbytes(sum(sizes) + 2 * first).translate(no_nan))
         path.write_bytes(data)
         self.path, self.data, self.files = str(path), data, Local()
         self.layout = Checkpoint(str(path), "torch", files=[File(str(path), len(data))])

@@ -33,17 +33,18 @@ YAML = [block for block in blocks("yaml") if block not in DAYS + GATES + MANIFES
 GUIDE = REPOSITORY / "docs" / "write-a-scenario.md"
 
 
-@pytest.fixture(autouse=True)
-def installed(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The packages of the guides can be found in this process too, for the time of a test."""
+@pytest.fixture(autouse=True, scope="module")
+def installed(plugins: Path) -> Iterator[None]:
+    """The packages of the guides can be found in this process too, for the time of these tests."""
     before, packages = set(sys.modules), {path.name for path in plugins.iterdir()}
-    monkeypatch.syspath_prepend(str(plugins))
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    for name in ("gpu", "nccl", "slurm", "slurm_admin"):
-        there = replace(capabilities.known()[name], find=lambda: "as if it were there")
-        monkeypatch.setitem(capabilities.known(), name, there)
-    registry.forget()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(plugins))
+        patch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+        for name in ("gpu", "nccl", "slurm", "slurm_admin"):
+            there = replace(capabilities.known()[name], find=lambda: "as if it were there")
+            patch.setitem(capabilities.known(), name, there)
+        registry.forget()
+        yield
     registry.forget()
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in packages:

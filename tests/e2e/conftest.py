@@ -24,20 +24,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 @pytest.fixture
 def torchaos(tmp_path: Path, cache: Path) -> RunScenario:
-    return _runner(tmp_path, cache)
+    within, of_files = tmp_path, ("--set", f"job.cwd={REPOSITORY}")  # all in one folder, so that they share their twins
 
-
-@pytest.fixture(scope="session")
-def kill_rank_run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outcome:
-    """The scenario of `make demo`, run once for all tests that look at it."""
-    run = _runner(tmp_path_factory.mktemp("main"), cache, ())
-    return run(REPOSITORY / "scenarios" / "process" / "kill-rank.yaml")
-
-
-SHARED = ("--set", f"job.cwd={REPOSITORY}")  # with the working directory of all others, it shares their twins
-
-
-def _runner(within: Path, cache: Path, of_files: tuple[str, ...] = SHARED) -> RunScenario:
     def run(scenario: Path | dict[str, Any], *options: str) -> Outcome:
         path = scenario if isinstance(scenario, Path) else within / "scenario.yaml"
         if isinstance(scenario, Path):

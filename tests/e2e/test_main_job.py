@@ -1,4 +1,5 @@
-"""The main job: a rank of a live torchrun job is killed, and the recovery is judged."""
+"""The main job: a rank of a live torchrun job is killed, and the recovery is judged. Then faults of other families, in
+jobs that share its twin, and so the worker that runs these tests."""
 
 from __future__ import annotations
 
@@ -10,20 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import REPOSITORY, Outcome, RunScenario, kill_rank, left_over, trainer
+import yaml
+from chaos import REPOSITORY, RunScenario, kill_rank, left_over, trainer
 from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
 
 pytestmark = pytest.mark.job
+MAIN = REPOSITORY / "scenarios" / "process" / "kill-rank.yaml"
 
 
 @pytest.mark.smoke
-def test_kill_rank_is_judged_and_passes(kill_rank_run: Outcome, tmp_path: Path) -> None:
+def test_kill_rank_is_judged_and_passes(torchaos: RunScenario, tmp_path: Path) -> None:
     """The scenario of `make demo` passes: the kill landed on its rank, step and phase, and nothing was lost or left.
     Its folder is judged again, moved and read-only: the verdict is the same, and no socket, process or outside path is
     touched."""
-    run = kill_rank_run
+    run = torchaos(MAIN)
     assert run.exit_code == 0, run
     fault = run.result["faults"][0]
     assert fault["applied"].startswith("step 25, backward"), fault
@@ -53,6 +58,34 @@ def _judged_offline(folder: Path, tmp_path: Path) -> None:
     moved.rename(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "outside: none" in done.stdout, done.stdout
+
+
+@pytest.mark.smoke
+def test_several_faults_in_one_run(torchaos: RunScenario) -> None:
+    """A rank does not enter an all-reduce; later its gradient is NaN, which the job notices, and a bit of its newest
+    checkpoint flips before the restart. The job goes back to the one before, and ends as its twin."""
+    flip = {"inject": "checkpoint.flip_bits", "when": {"attempt": 1, "phase": "start"}, "with": {"bits": 1}}
+    nan = {"inject": "numeric.gradient", "target": {"rank": 1}, "when": {"step": 35}, "with": {"change": "nan"}}
+    when = {"step": 5, "operation": "all_reduce"}
+    stall = {"inject": "collective.stall", "target": {"rank": 1}, "when": when, "for": "2s"}
+    scenario = kill_rank(yaml.safe_load(MAIN.read_text())["job"], when=when, faults=[stall, nan, flip])
+    scenario["assert"] += [{"sdc_detected": {"within": 3, "by": "job"}}, "lr_continuity", "state_restored"]
+    run = torchaos(scenario)
+    assert run.exit_code == 0, run
+    assert all(fault["evidence"] for fault in run.result["faults"]), run
+    assert [attempt.base for attempt in Record.load(RunDir(run.folder)).history.attempts] == [0, 20], run
+    assert run.case("rollback")["verdict"] == "passed", run
+    assert left_over(run.folder) == []
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ["collective/data-loader-stalls", "collective/straggler-sleep", "gpu/out-of-memory"])
+def test_other_families(torchaos: RunScenario, name: str) -> None:
+    """The faults of data loading, stragglers and CUDA: each is felt, and the job ends as its twin."""
+    run = torchaos(REPOSITORY / "scenarios" / f"{name}.yaml")
+    assert run.exit_code == 0, run
+    assert all(fault["evidence"] for fault in run.result["faults"]), run
+    assert left_over(run.folder) == []
 
 
 @pytest.mark.long

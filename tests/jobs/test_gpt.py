@@ -48,7 +48,7 @@ def test_killed_between_saves(step: int, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt,
     bitwise(ran, unfaulted("ddp"))
 
 
-@pytest.mark.long  # tests/e2e/test_several_faults.py shows it, too
+@pytest.mark.long  # tests/e2e/test_main_job.py shows it, too
 @BOTH
 def test_damaged_checkpoint(form: str, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> None:
     """One flipped bit in the newest checkpoint, which torch would load, makes it go back to the one before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,16 +70,18 @@ def test_what_needs_the_system_is_not_of_make_test(request: pytest.FixtureReques
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_each_worker_begins_with_its_share_of_the_jobs(workers: int) -> None:
     """With --dist worksteal, xdist cuts the tests into as many parts as there are workers, in order: the first gets a
-    part of all, the second a part of the rest, and so on. No test is lost, and each part begins with its jobs."""
+    part of all, the second a part of the rest, and so on. No test is lost, each part begins with its jobs, and those of
+    one file are in one part."""
     items: list[Any] = [
-        SimpleNamespace(number=number, get_closest_marker=lambda name, job=number < 8: job or None)
+        SimpleNamespace(number=number, path=Path(str(number // 2)), get_closest_marker=lambda _, job=number < 14: job)
         for number in range(50)
     ]
     order: list[Any] = [*dealt(items, workers)]
     assert sorted(item.number for item in order) == list(range(50))
-    rest, shares = [item.number < 8 for item in order], []
+    rest, parts = order, []
     for left in range(workers, 0, -1):
         part, rest = rest[: len(rest) // left], rest[len(rest) // left :]
-        assert part == sorted(part, reverse=True)
-        shares.append(sum(part))
-    assert max(shares) - min(shares) <= 1
+        parts.append([item.path for item in part if item.number < 14])
+        assert [item.path for item in part[: len(parts[-1])]] == parts[-1]
+    assert sum(len(set(part)) for part in parts) == 7
+    assert max(map(len, parts)) - min(map(len, parts)) <= 2

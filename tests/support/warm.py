@@ -205,6 +205,10 @@ if __name__ == "__main__":
         if name.startswith("torchaos."):
             for below in pkgutil.iter_modules(module.__path__, f"{name}."):
                 import_module(below.name)
+    if sys.argv[2] == "torchaos":
+        registry = import_module("torchaos.harness.registry")
+        registry.names("injectors")  # parses all modules, which is kept
+        registry.forget()  # the packages of this process, which may not be those of a command
     gc.freeze()
     request = _next_request()
     _become(**request)

@@ -173,7 +173,8 @@ HERE = {
     "node/freeze": [needs("links")],
     "proxy/rendezvous-latency": [pytest.mark.smoke],
     "replicas/kill-one": [pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")],
-    "resume/epoch-end": [pytest.mark.long],
+    "node/slow": [pytest.mark.smoke],
+    "resume/epoch-end": [],
     "saves/nan-gradient": [],
     "storage/disk-full": [needs("fuse")],
     "tiers/disk-lost": [needs("links")],
@@ -181,6 +182,10 @@ HERE = {
 # Run without a twin, which would show no more of these: a rendezvous changes no loss, and some assertions need none.
 ALONE = {
     "network/delay": ["assert=[recovery_time, checkpoint_integrity, {restarts: {max: 0}}, {completed: {steps: 40}}]"],
+    "node/slow": [
+        "assert=[recovery_time, checkpoint_integrity, loss_continuity, sample_accounting, {restarts: {max: 0}}, "
+        "{completed: {steps: 40}}]"
+    ],
     "storage/disk-full": ["assert=[recovery_time, checkpoint_integrity, {completed: {steps: 60}}]"],
     "proxy/rendezvous-latency": [
         "assert=[recovery_time, checkpoint_integrity, loss_continuity, sample_accounting, no_lost_work, "
@@ -189,7 +194,7 @@ ALONE = {
     "saves/nan-gradient": ["assert=[{no_lost_work: {steps: 0}}, {restarts: {max: 1}}]"],
     "tiers/disk-lost": ["assert=[{no_lost_work: {steps: 5}}, {completed: {steps: 40}}]"],
 }
-# Those of which tests/e2e runs a scenario each time, or its faults (test_several_faults.py).
+# Those of which tests/e2e runs a scenario each time, or its faults (test_main_job.py).
 IN_E2E = {"checkpoint", "collective", "container", "gpu", "numeric", "process", "resume"}
 
 

@@ -91,7 +91,7 @@ def test_json_is_all_of_the_output(run_dir: Path, tmp_path: Path) -> None:
 
 LOOKING = {
     "validate": ["kill.yaml"], "plan": ["kill.yaml"], "explain": ["RUN"], "judge": ["RUN"], "compare": ["RUN", "RUN"],
-    "history": ["--out", "RUNS"], "diagnose": ["dumps"], "verify": ["dumps"], "doctor": [], "list": ["scenarios"],
+    "history": ["--out", "RUNS"], "diagnose": ["dumps"], "verify": ["dumps"], "doctor": [], "list": ["assertions"],
     "status": [], "gate": ["gate.yaml", "RUNS"], "gameday": ["day.yaml", "--plan"],
 }  # fmt: skip
 DAY = "gameday: d\nduration: 1h\narrivals: {every: 10m}\nfaults: [{inject: process.kill, target: {rank: any}}]\n"

@@ -42,7 +42,7 @@ def test_whole_inputs_are_taken(target: Target) -> None:
         assert target.try_one(raw) == []
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None, phases=[Phase.generate, Phase.shrink],
+@settings(max_examples=10, deadline=None, derandomize=True, database=None, phases=[Phase.generate, Phase.shrink],
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 @given(draw=st.randoms(use_true_random=False))
 def test_damaged_inputs_do_no_harm(target: Target, draw: Random) -> None:

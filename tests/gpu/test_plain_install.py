@@ -36,11 +36,7 @@ def plain(tmp_path: Path) -> dict[str, str]:
     return {**env, "PYTHONPATH": str(tmp_path / "site"), "COLUMNS": "400", "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["-m", "torchaos.harness", "plan"], ["-m", "torchaos.harness", "run"], ["-m", "pytest", "-q"]],
-    ids=["plan", "run", "pytest"],
-)
+@pytest.mark.parametrize("words", [["-m", "torchaos.harness", "run"], ["-m", "pytest", "-q"]], ids=["run", "pytest"])
 def test_it_names_the_extra_and_starts_nothing(plain: dict[str, str], tmp_path: Path, words: list[str]) -> None:
     """On the command line, and as a test of a project."""
     scenario = yaml.safe_load((REPOSITORY / "scenarios/gpu/xid-79.yaml").read_text())

@@ -36,7 +36,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     with open(out / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_pytest)
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 500
         while len(list(out.glob("done-*"))) < 3:
             assert process.poll() is None, (out / "log").read_text()
             assert time.monotonic() < end, f"only {sorted(path.name for path in out.iterdir())} by now"

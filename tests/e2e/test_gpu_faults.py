@@ -19,8 +19,8 @@ SCENARIOS = sorted(path for family in ("gpu", "numeric") for path in (REPOSITORY
 SHORT = {"xid-79"}
 # It is run without a twin, which would show no more of it, with assertions that need none.
 ALONE = (
-    "{health_reaction: {noticed: 5s, checkpointed: 30s, drained: 60s, excluded: true}}, checkpoint_triggered, "
-    "loss_continuity, sample_accounting, checkpoint_integrity, {restarts: {min: 1, max: 1}}, {completed: {steps: 60}}"
+    "{health_reaction: {noticed: 5s, checkpointed: 30s, drained: 60s, excluded: true}}, loss_continuity, "
+    "sample_accounting, checkpoint_integrity, {restarts: {min: 1, max: 1}}, {completed: {steps: 60}}"
 )
 RANKS_OWN = {"ecc-in-rank", "watchdog-abort", "out-of-memory", "oom-killer"}  # nobody asks NVML
 STAYS = {"thermal-slowdown", "single-bit-storm"}  # nobody has to leave for these

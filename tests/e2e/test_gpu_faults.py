@@ -17,11 +17,6 @@ SCENARIOS = sorted(path for family in ("gpu", "numeric") for path in (REPOSITORY
 
 # What a short run keeps: one that goes through NVML, the health agent and a checkpoint, and one that the guard finds.
 SHORT = {"xid-79"}
-# It is run without a twin, which would show no more of it, with assertions that need none.
-ALONE = (
-    "{health_reaction: {noticed: 5s, checkpointed: 30s, drained: 60s, excluded: true}}, loss_continuity, "
-    "sample_accounting, checkpoint_integrity, {restarts: {min: 1, max: 1}}, {completed: {steps: 60}}"
-)
 RANKS_OWN = {"ecc-in-rank", "watchdog-abort", "out-of-memory", "oom-killer"}  # nobody asks NVML
 STAYS = {"thermal-slowdown", "single-bit-storm"}  # nobody has to leave for these
 
@@ -49,8 +44,7 @@ def test_the_reference_job_survives_it(
     if path.stem == "dcgm-xid" and not shutil.which("dcgmi"):
         dcgmi_stand_in.put_on_path(tmp_path, monkeypatch)
     consents = yaml.safe_load(path.read_text()).get("consent", ())
-    alone = ["--set", "twin=none", "--set", f"assert=[{ALONE}]"] if path.stem in SHORT else []
-    run = torchaos(path, *alone, *(word for consent in consents for word in ("--consent", consent)))
+    run = torchaos(path, *(word for consent in consents for word in ("--consent", consent)))
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run
     assert run.result["attempts"] == (1 if path.stem in STAYS else 2), run

@@ -87,13 +87,9 @@ def _ending(
     if too_short := never_ends_in_time(run):
         return inconclusive(too_short)
     if stopped and (not exited or exited.mono_s >= stopped.mono_s):
-        if due is not None and history.last_step == due and not history.unplaced:
-            waited_s, done = _waited_s(run, stopped), counted(due, "step", "was/were")
-            ended = f"{waited_s:.0f} s later ({stopped.data['reason']})"
-            if _too_early(twins, stopped, waited_s):
-                return inconclusive(f"{done} done, and torchaos ended the job {ended}: nobody waited for its exit")
-            return failed(f"{done} done, and the job never exited: torchaos ended it {ended}")
-        return failed(f"the job did not end by itself: {stopped.data['reason']}")
+        return _ended_by_torchaos(
+            run, twins, stopped, due if history.last_step == due and not history.unplaced else None
+        )
     if code is None:
         return inconclusive("nothing shows how the job ended")
     broken = failed_rank(run)
@@ -111,6 +107,18 @@ def _ending(
     if not seen:
         return failed(f"the job ended with exit code {code}{_cause(run)}")
     return failed(f"the job ended with exit code {code}: {_abort(seen[-1])}; its last checkpoint could not be verified")
+
+
+def _ended_by_torchaos(run: Record, twins: Sequence[Record], stopped: Event, done: int | None) -> Finding:
+    """The finding for a job that did not end by itself. `done`: its last step, if that is the step in which it should
+    end."""
+    if done is None:
+        return failed(f"the job did not end by itself: {stopped.data['reason']}")
+    waited_s, steps = _waited_s(run, stopped), counted(done, "step", "was/were")
+    ended = f"{waited_s:.0f} s later ({stopped.data['reason']})"
+    if _too_early(twins, stopped, waited_s):
+        return inconclusive(f"{steps} done, and torchaos ended the job {ended}: nobody waited for its exit")
+    return failed(f"{steps} done, and the job never exited: torchaos ended it {ended}")
 
 
 def _unseen(run: Record, twins: Sequence[Record], due: int | None) -> Finding | None:

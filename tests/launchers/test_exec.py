@@ -375,10 +375,11 @@ def test_a_node_that_died_before_its_clock_was_measured() -> None:
 def test_a_pipe_starts_without_large_libraries() -> None:
     """A pipe to the agent of each node is started by every run, and again when one dies. An agent is started on each
     node; it needs the libraries, but not the grammar of scenarios."""
-    code = "import sys; import torchaos.harness.cli.{}; print(sorted({} & sys.modules.keys()))"
-    for command, unwanted in (
-        ("node", {"numpy", "pydantic", "yaml", "torchaos.harness.rollback.handles"}),
-        ("exec", {"torchaos.harness.scenario.grammar", "torchaos.harness.running.planner"}),
+    code = "import sys; import torchaos.harness.{}; print(sorted({} & sys.modules.keys()))"
+    for module, unwanted in (
+        ("cli.node", {"numpy", "pydantic", "yaml", "torchaos.harness.rollback.handles"}),
+        ("running.nodes.node_exec", {"torchaos.harness.scenario.grammar", "torchaos.harness.running.planner"}),
+        ("running.launchers.node_channel", {"torchaos.harness.scenario.grammar", "torchaos.harness.running.planner"}),
     ):
-        argv = [sys.executable, "-c", code.format(command, unwanted)]
+        argv = [sys.executable, "-c", code.format(module, unwanted)]
         assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -116,7 +116,7 @@ class Job(Strict):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keys of all launchers, see `plugin_parameters.with_settings`, with their values."""
+        """The keys of all launchers, see `checks.with_settings`, with their values."""
         return {name: getattr(self, name) for name in type(self).model_fields if name not in Job.model_fields}
 
 

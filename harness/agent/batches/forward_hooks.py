@@ -19,6 +19,7 @@ from ..agent import Agent
 from .batch_ring import TrainedBatches
 
 _KEPT = "unpatched_nn_module_call"  # the name under which torch.compile keeps Module.__call__
+_TRACED = ("FakeTensor", "FunctionalTensor")
 _KEPT_IN = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
 
 
@@ -156,7 +157,7 @@ def _trains(torch: Any, model: Any, inputs: tuple[Any, ...]) -> bool:
     level: Callable[[], Any] = getattr(torch._C._functorch, "maybe_current_level", _no_level)
     if torch._C._get_tracing_state() is not None or level() is not None:
         return False
-    if any(getattr(each, "grad_fn", None) is not None or type(each).__name__ == "FakeTensor" for each in inputs):
+    if any(getattr(each, "grad_fn", None) is not None or type(each).__name__ in _TRACED for each in inputs):
         return False
     return any(each.requires_grad for each in model.parameters())
 

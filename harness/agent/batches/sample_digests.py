@@ -209,8 +209,11 @@ def _view(leaf: Any) -> SampleView | None:
             return None
         if type(leaf) is not _torch().Tensor and hasattr(leaf, "_local_tensor"):  # a DTensor has no memory of its own
             return None
-        storage = leaf.untyped_storage()
-        return _Tensor(leaf, shape[0], storage) if storage.data_ptr() else None
+        try:
+            storage = leaf.untyped_storage()
+            return _Tensor(leaf, shape[0], storage) if storage.data_ptr() else None
+        except RuntimeError:  # what torch traces or transforms has no memory
+            return None
     if hasattr(leaf, "__array_interface__") and leaf.ndim and leaf.size and leaf.flags.c_contiguous:
         return SampleView(leaf, leaf.shape[0])
     return None

@@ -197,6 +197,7 @@ for when in ("before the first step", "after it"):
 """
 
 
+@pytest.mark.slow
 def test_models_are_used_as_without_the_agent(rank_in: Any, tmp_path_factory: Any) -> None:
     """What saves, copies, compiles, traces or transforms a model makes what it makes without the agent."""
     env = {"PYTHONHASHSEED": "0"}

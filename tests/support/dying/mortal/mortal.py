@@ -101,13 +101,15 @@ def _harness(at: dict[str, Any]) -> None:
 
 
 def _reaper(at: dict[str, Any]) -> None:
-    from torchaos.harness.rollback import reaper, undo_log
+    from torchaos.harness.rollback import handles, undo_log
 
     points = Points("reaper", at)
     points.pids["harness"] = os.getppid()
     points.around(undo_log.UndoLog, "append", lambda _log, line, *_more: f"line {line.get('state', 'header')}")
-    points.around(reaper, "_undo_handle", lambda raw, *_more: f"restore {raw['kind']}")
-    points.around(reaper, "_verify", lambda _record, raw, *_more: f"look {raw['kind']}")
+    for kind in vars(handles).values():  # the reaper itself runs as __main__
+        if isinstance(kind, type) and "undo" in vars(kind) and isinstance(getattr(kind, "kind", None), str):
+            points.around(kind, "undo", lambda handle: f"restore {handle.kind}")
+            points.around(kind, "is_undone", lambda handle: f"look {handle.kind}")
     write, sync = os.pwrite, os.fsync
 
     def pwrite(fd: int, data: bytes, offset: int) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shutil
 from glob import glob
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +14,7 @@ from typing import ClassVar
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 _PAGES = "https://github.com/torchaos/torchaos/blob/main/"
 _PICTURES = "https://raw.githubusercontent.com/torchaos/torchaos/main/"
@@ -35,6 +37,15 @@ def readme() -> str:
         text = file.read()
     text = re.sub(r"(!\[[^\]]*\]\()(?![a-z]+:|#)", rf"\1{_PICTURES}", text)
     return re.sub(r"(?<!!)(\[[^\[\]]*\]\()(?![a-z]+:|#)", rf"\1{_PAGES}", text)
+
+
+class OnlyWhatIsThere(build_py):
+    """What an older build left in the same folder is removed. Modules that are gone would be installed again."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib, "torchaos"), ignore_errors=True)
+        super().run()
 
 
 class PlainLibraries(build_ext):
@@ -84,5 +95,5 @@ setup(
             extra_compile_args=["-fvisibility=hidden"], extra_link_args=["-Wl,-soname,libnvidia-ml.so.1"],
         ),
     ],
-    cmdclass={"build_ext": PlainLibraries, "bdist_wheel": AnyPython},
+    cmdclass={"build_py": OnlyWhatIsThere, "build_ext": PlainLibraries, "bdist_wheel": AnyPython},
 )  # fmt: skip

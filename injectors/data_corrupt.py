@@ -46,9 +46,15 @@ class CorruptBatch(Corruption):
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """A job that notices it ends, or goes back, before the weights show it. If another rank gives up first,
         torchrun sends SIGTERM to the one that was hit."""
-        codes = {event.data["exit_code"] for event in record.of_kind(Kind.RANK_EXITED)}.intersection(_REFUSALS)
-        given_up = died(record, fault, *_REFUSALS, -signal.SIGTERM) if codes else None
+        given_up = died(record, fault, *_REFUSALS, -signal.SIGTERM) if _some_rank_gave_up(record, fault) else None
         return super().felt(record, fault) or given_up or broke_off(record, fault)
+
+
+def _some_rank_gave_up(record: Record, fault: str) -> bool:
+    """Whether, after each landing, a rank of the same attempt ended itself with an error."""
+    exits = [event for event in record.of_kind(Kind.RANK_EXITED) if event.data["exit_code"] in _REFUSALS]
+    hits = record.of_fault(fault, Kind.APPLYING)
+    return all(any(end.attempt == hit.attempt and end.mono_s > hit.mono_s for end in exits) for hit in hits)
 
 
 def _flip(batch: Any, bit: int | None, samples: int | None) -> str:

@@ -203,7 +203,8 @@ CLAIMS: Mapping[str, Claim] = {
         "the losses of each backward of the step",
     ),
     "batch divided": Claim(
-        "the job divided the same samples into another number of backwards: give a tolerance if it may",
+        "the samples are the twin's, and the losses of the backwards add up to the twin's within 1 %, as if the batch "
+        "was divided anew: give a tolerance if the job may do that",
         "the samples of the step on all ranks, and the losses of each backward",
     ),
     "update": Claim(

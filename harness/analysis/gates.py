@@ -80,13 +80,17 @@ def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
         return f"it was planned for phase {when.phase.value}, and landed in {at.data['phase']}"
     # The time of the fault counts, not the time of the hold, because the rank may have gone on by itself meanwhile.
     done = run.history.steps_done(at.rank, at.attempt, hit.mono_s) if when.step is not None else None
-    if when.step is not None and (done is None or done + 1 != when.step) and not _counts_on(run, at, when.step):
+    if (
+        when.step is not None
+        and (done is None or done + 1 != when.step)
+        and not _is_in_step_of_agent(run, at, when.step)
+    ):
         where = "an unknown step" if done is None else f"step {done + 1}"
         return f"it was planned for step {when.step}, and landed in {where}"
     return None
 
 
-def _counts_on(run: Record, at: Event, step: int) -> bool:
+def _is_in_step_of_agent(run: Record, at: Event, step: int) -> bool:
     """Whether the fault came in this step by the count of the agent, which goes on when a job goes back in memory."""
     back = any(
         part.number == at.attempt and part.after and part.started_s <= at.mono_s for part in run.history.segments

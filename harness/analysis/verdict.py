@@ -303,7 +303,5 @@ def _notes(run: Record, twins: Sequence[Record]) -> list[str]:
     notes += _jumps(run)
     notes += [f"the agent's hook {e.data['hook']} failed: {e.data['error']}" for e in run.of_kind(Kind.AGENT_FAILED)]
     if twins and (apart := ranks_apart(twins[0])):
-        notes += [
-            f"also without a fault, ranks with equal parameters have different parameters from step {apart.step} on"
-        ]
+        notes += [f"without a fault too, the parameters of the ranks, equal at first, differ from step {apart.step} on"]
     return list(dict.fromkeys([*notes, *causes_in_words(run)]))

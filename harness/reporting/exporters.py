@@ -335,11 +335,8 @@ def _table(results: Sequence[Result]) -> Iterator[str]:
     yield "| | scenario | seed | recovery | steps done again | samples skipped / repeated |"
     yield "|---|---|---|---|---|---|"
     for result in results:
-        cells = [f"{gauge.value} ({gauge.bound})" if gauge.bound else gauge.value for gauge in gauges(result)] or [
-            "",
-            "",
-            "",
-        ]
+        cells = [f"{gauge.value} ({gauge.bound})" if gauge.bound else gauge.value for gauge in gauges(result)]
+        cells = cells or [""] * 3
         sign = f"{_SIGNS[result.verdict]} {result.verdict.value}"
         yield f"| {' | '.join([sign, _safe(result.scenario), str(result.seed), *map(_safe, cells)])} |"
 

@@ -30,8 +30,6 @@ def main() -> int:
     folder: Path = options.folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for stale in (REPOSITORY / "build").glob("lib*"):  # setuptools would put modules that are gone into the wheel
-        shutil.rmtree(stale)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(REPOSITORY)], check=True)
     platforms = [word for name in _platforms() for word in ("--platform", name)]

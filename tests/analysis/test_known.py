@@ -166,7 +166,7 @@ def test_replicas_that_part_without_a_fault_are_noted(trainer: Any) -> None:
         return replace(event, data={**event.data, "parameters": f"{event.step:032x}"}) if apart else event
 
     run, twin = (trainer(state_seen=True, kills=kills).record() for kills in ([(18, 1)], []))
-    noted = "also without a fault, ranks with equal parameters have different parameters from step 10 on"
+    noted = "without a fault too, the parameters of the ranks, equal at first, differ from step 10 on"
     for events, there in ((tuple(map(parted, twin.events)), True), (twin.events, False)):
         notes = verdict_of(run, [replace(twin, events=events)], "/run").notes
         assert (noted in notes) is there

@@ -728,7 +728,7 @@ def test_a_batch_that_is_divided_into_more_backwards(
         "the same samples had another number of backwards"
         if passes
         else (
-            "into another number of backwards: give a tolerance"
+            "as if the batch was divided anew: give a tolerance"
             if by == 1.0
             else "why it had another number of backwards"
         )

@@ -1,4 +1,4 @@
-"""Checkpoints to damage, and a site for the fault."""
+"""Checkpoints to damage, and a site for the fault; and the ideal trainer of the assertions' tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from ideal import trainer
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchaos.harness import registry
 from torchaos.harness.fault_drivers.site import OutsideSite
 from torchaos.harness.interfaces import Handle, Target
 from torchaos.harness.protocol.wire import Event, Kind, Phase
+
+__all__ = ["trainer"]
 
 Snapshot = dict[Path, tuple[str, int, int]]
 

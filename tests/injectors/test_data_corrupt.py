@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.injectors.data_corrupt import CorruptBatch
 
 
@@ -67,3 +68,22 @@ def test_a_batch_that_cannot_be_hit_is_missed(batch: Any, bit: int | None) -> No
     ((kind, data),) = hit(batch, bit=bit)
     assert kind is Kind.MISSED
     assert data["reason"].startswith("no batch was corrupted: it")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_rank_that_torchrun_ended_felt_it_if_another_gave_up_after_it(trainer: Any, after: bool) -> None:
+    """A rank that ended with an error in an earlier attempt, before the fault, is no evidence."""
+    run = trainer(kills=[(10, 1), (18, 1)]).record()
+    hit = max((event for event in run.events if event.kind is Kind.APPLYING), key=lambda event: event.mono_s)
+    codes = {0: 1, 1: -15}  # by attempt, of rank 1
+
+    def ended(event: Event) -> Event:
+        if event.kind is not Kind.RANK_EXITED:
+            return event
+        own = event.rank == 1 or not event.attempt
+        code = codes.get(event.attempt or 0, 0) if own else int(after)
+        return replace(event, data={**event.data, "exit_code": code})
+
+    events = [ended(event) for event in run.events if event.kind is not Kind.APPLYING or event is hit]
+    found = CorruptBatch().felt(replace(run, events=tuple(events)), hit.data["fault"])
+    assert bool(found) is after, found

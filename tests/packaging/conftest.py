@@ -48,6 +48,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of it, made where an older build has left a module that is gone."""
+    for name in ("lib", f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"):
+        stale = checkout / "build" / name / "torchaos" / "harness" / "gone.py"
+        stale.parent.mkdir(parents=True)
+        stale.touch()
     folder = tmp_path_factory.mktemp("wheel")
     run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, checkout, cwd=folder)
     return next(folder.glob("torchaos-*.whl"))

@@ -168,7 +168,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     first = next(iter(mine.values()))
     found.parameters = frozenset(name for state in mine.values() for name in state.sums.get("parameters", ()))
     found.unsaved, found.drawn, found.changing = first.unsaved, _drawn(mine), own.always_drawn
-    # A warm-up of this attempt began after the same step, with inputs of its own.
+    # The state with which a warm-up of this attempt began is no reference: its inputs are made up.
     first_s = min([part.started_s for part in run.history.segments if (part.number, part.base) == (attempt, base)],
                   default=since_s)  # fmt: skip
     went_on, saved = own.begun(base, before_s=min(first_s, since_s)), own.saved(base, since_s)

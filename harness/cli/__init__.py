@@ -15,8 +15,8 @@ import click
 
 from torchaos.harness.cli.options import cli
 from torchaos.harness.interfaces import ChaosError
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.record.result import ExitCode
-from torchaos.harness.record.secrecy import mask
 
 __all__ = ["cli", "main"]
 

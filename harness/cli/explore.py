@@ -37,18 +37,18 @@ from torchaos.harness.crash_explorer.exploration_summary import ExplorationSumma
 from torchaos.harness.crash_explorer.recorded_run import check
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome
 from torchaos.harness.crash_explorer.s3_store import in_folder
-from torchaos.harness.crash_explorer.selection import MODELS, models_of
+from torchaos.harness.crash_explorer.state_selection import MODELS, models_of
 from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.redaction import mask_words
 from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.release.repeats import ask_of
 from torchaos.harness.reporting import result_files as files
 from torchaos.harness.reporting.html import exploration_page as page
 from torchaos.harness.reporting.result_files import placeholder_result
 from torchaos.harness.reporting.terminal import many_runs as show
-from torchaos.harness.rollback.recovery import before_a_run
+from torchaos.harness.rollback.orphaned_runs import before_a_run
 from torchaos.harness.scenario.loader import other_job
 
 OUT = Path("torchaos-explored")

@@ -19,8 +19,8 @@ from torchaos.harness.cli.results import notify, summarize
 from torchaos.harness.cli.run import run as run_scenarios
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.redaction import mask_words
 from torchaos.harness.record.result import Verdict
-from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import suggest
 from torchaos.harness.release.gate_file import Gate, load
 from torchaos.harness.release.gate_runs import Terms, found_in

@@ -23,7 +23,7 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.reporting.terminal.live import Live
-from torchaos.harness.rollback.recovery import before_a_run
+from torchaos.harness.rollback.orphaned_runs import before_a_run
 from torchaos.harness.running.housekeeping import at_work
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.scaffold.job_draft import AFTER_A_LOOK, EXAMPLE, UNKNOWN, Draft, draft_of, scenario_text

@@ -24,7 +24,7 @@ from torchaos.harness.record.result import ExitCode, Result, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.release.gate_file import Gate
 from torchaos.harness.reporting.terminal import console as show
-from torchaos.harness.rollback.recovery import is_alive
+from torchaos.harness.rollback.orphaned_runs import is_alive
 from torchaos.harness.running import capabilities
 from torchaos.harness.scenario.checks import DIALECT, json_schema
 from torchaos.harness.scenario.grammar import Scenario

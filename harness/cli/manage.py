@@ -17,7 +17,7 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.rollback import undo_log
-from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, in_words, recover
+from torchaos.harness.rollback.orphaned_runs import Recovered, await_reapers, find, in_words, recover
 from torchaos.harness.running import housekeeping
 from torchaos.harness.running.housekeeping import RunView, overview
 from torchaos.harness.running.housekeeping import halt as halt_runs

@@ -61,13 +61,14 @@ def recover(mark: str) -> int:
     folder = place_of(mark).root
     if not folder.exists():
         return 0
-    from torchaos.harness.rollback import recovery, undo_log
+    from torchaos.harness.rollback import orphaned_runs, undo_log
     from torchaos.harness.rollback.undo_log import is_begun
 
-    recovery.await_ends(lambda: recovery.find([folder])[0], WAIT_S)  # an agent that lost its controller ends by itself
-    runs, bad = recovery.find([folder])
-    done = [*bad, *(recovery.recover(run) for run in runs)]
-    wrong = [recovery.why(one) for one in done if not one.clean]
+    # An agent that lost its controller ends by itself.
+    orphaned_runs.await_ends(lambda: orphaned_runs.find([folder])[0], WAIT_S)
+    runs, bad = orphaned_runs.find([folder])
+    done = [*bad, *(orphaned_runs.recover(run) for run in runs)]
+    wrong = [orphaned_runs.why(one) for one in done if not one.clean]
     if wrong and is_begun(folder):
         click.echo("; ".join(wrong))
         return LEFT

@@ -53,9 +53,9 @@ from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.redaction import mask, mask_words
 from torchaos.harness.record.result import ExitCode, Result, Verdict, worst
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.record.secrecy import mask, mask_words
 from torchaos.harness.release.repeats import Ask, Repeats, Repetitions, ask_of
 from torchaos.harness.reporting import result_files
 from torchaos.harness.reporting import result_files as jsonfile
@@ -64,7 +64,7 @@ from torchaos.harness.reporting.result_files import placeholder_result
 from torchaos.harness.reporting.terminal import console as show
 from torchaos.harness.reporting.terminal.live import Live
 from torchaos.harness.reporting.terminal.many_runs import show_repeats
-from torchaos.harness.rollback.recovery import LeftBehind, before_a_run
+from torchaos.harness.rollback.orphaned_runs import LeftBehind, before_a_run
 from torchaos.harness.running.housekeeping import at_work, is_halted
 from torchaos.harness.running.planner import make_plan, moments_in, warnings_of
 from torchaos.harness.running.planner.job_plan import check_script

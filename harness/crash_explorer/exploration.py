@@ -46,7 +46,7 @@ from torchaos.harness.crash_explorer.resume_outcomes import (
 from torchaos.harness.crash_explorer.resume_runs import ResumeRuns, checkpoints_in
 from torchaos.harness.crash_explorer.resumers import LauncherResume, WarmResumes
 from torchaos.harness.crash_explorer.s3_store import StoreServer
-from torchaos.harness.crash_explorer.selection import Choice, chosen, nodes_of, state_named
+from torchaos.harness.crash_explorer.state_selection import Choice, chosen, nodes_of, state_named
 from torchaos.harness.fault_drivers.checkpoint_damage import CheckpointFault, carry_out, decide
 from torchaos.harness.fault_drivers.checkpoint_edits import Mode
 from torchaos.harness.host.disk import owner_only, write_atomically

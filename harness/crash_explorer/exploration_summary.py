@@ -16,11 +16,11 @@ from torchaos.harness.crash_explorer.fs_model import State, joined
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 from torchaos.harness.crash_explorer.resume_outcomes import FATAL, Outcome, OutcomeClass, is_suspected
 from torchaos.harness.crash_explorer.s3_store import store_in_shell
-from torchaos.harness.crash_explorer.selection import Choice
+from torchaos.harness.crash_explorer.state_selection import Choice
 from torchaos.harness.record.plan import Plan, PlannedJob, counted
+from torchaos.harness.record.redaction import mask_env, mask_words
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.record.secrecy import mask_env, mask_words
 
 _NEAR = 40  # operations before and after the death, whose files are named
 

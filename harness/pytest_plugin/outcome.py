@@ -17,7 +17,7 @@ import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
 
 from torchaos.harness.record.plan import counted
-from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.registry import suggest
 
 if TYPE_CHECKING:

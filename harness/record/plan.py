@@ -21,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torchaos.harness.host.disk import owner_only
 from torchaos.harness.interfaces import Need, Target, Where
 from torchaos.harness.protocol.agent_plan import Moment
-from torchaos.harness.record.secrecy import mask_env, mask_words
+from torchaos.harness.record.redaction import mask_env, mask_words
 
 Shape = TypeVar("Shape")
 

@@ -26,8 +26,8 @@ from torchaos.harness.record.events.journal import Gaps, read_journal
 from torchaos.harness.record.events.merged import RunEvents
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.steps import Executions
 
 RANK_FAILED = "failed (exitcode: "  # in the line of torchelastic about a failed rank; its traceback follows

@@ -28,8 +28,8 @@ from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import counted, seconds_in_words
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict, each_restart
-from torchaos.harness.record.secrecy import mask
 from torchaos.harness.reporting.compare_runs import Night
 from torchaos.harness.reporting.terminal import headline
 from torchaos.harness.reporting.terminal.console import why, without_words

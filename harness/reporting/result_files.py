@@ -65,8 +65,8 @@ from torchaos.harness.crash_explorer.exploration_summary import ExplorationSumma
 from torchaos.harness.crash_explorer.resume_outcomes import OutcomeClass, is_suspected
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.plan import Plan, counted
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdict, root_first
-from torchaos.harness.record.secrecy import mask
 from torchaos.harness.release.repeats import Repeats
 from torchaos.harness.reporting.terminal.many_runs import as_json, as_result
 from torchaos.harness.reporting.terminal.text import (

@@ -17,15 +17,15 @@ from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import read_journal
 from torchaos.harness.record.plan import Plan, counted, moment_in_words, seconds_in_words, target_in_words
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.record.result import Recovery, Result, Verdict, root_first
 from torchaos.harness.record.rundir import RunDir, result_in
-from torchaos.harness.record.secrecy import mask
 from torchaos.harness.reporting.event_timeline import Moment, Turn, happened
 from torchaos.harness.reporting.terminal.console import tell_verdict
 from torchaos.harness.reporting.terminal.headline import went_on
 from torchaos.harness.reporting.terminal.plan_preview import given
 from torchaos.harness.reporting.terminal.text import Pen, name_in_words, on_one_line
-from torchaos.harness.rollback.recovery import is_alive
+from torchaos.harness.rollback.orphaned_runs import is_alive
 
 _SHORT = 20  # lines
 _TIME = 9  # columns

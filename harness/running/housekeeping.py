@@ -30,7 +30,7 @@ from torchaos.harness.host.disk import owner_only, write_atomically
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback import undo_log
-from torchaos.harness.rollback.recovery import Recovered, await_reapers, find, left_over, recover
+from torchaos.harness.rollback.orphaned_runs import Recovered, await_reapers, find, left_over, recover
 from torchaos.harness.rollback.undo_log import OpenRun, State, Who
 
 

@@ -18,7 +18,7 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.rollback.recovery import LeftBehind
+from torchaos.harness.rollback.orphaned_runs import LeftBehind
 from torchaos.harness.running.engine.stages import Run, Stoppable, Watcher
 from torchaos.harness.running.engine.supervision import check_disk
 from torchaos.harness.running.launchers.job_factory import check_cluster

@@ -25,7 +25,7 @@ from torchaos.harness.checkpoints.formats.format import UNFINISHED
 from torchaos.harness.checkpoints.verify import verify
 from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.operations import Recording
-from torchaos.harness.crash_explorer.selection import MODELS, chosen
+from torchaos.harness.crash_explorer.state_selection import MODELS, chosen
 
 
 def main() -> int:

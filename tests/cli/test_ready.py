@@ -15,7 +15,7 @@ from torchaos.harness import registry
 from torchaos.harness.cli import cli
 from torchaos.harness.cli.run import run
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.running import planner
 from torchaos.harness.running.planner.fault_plans import OWN_STORE
 from torchaos.harness.scenario.loader import job_in, job_of, load, text_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from saves import Disk, table
 
-from torchaos.harness.crash_explorer import power_loss, selection
+from torchaos.harness.crash_explorer import power_loss, state_selection
 from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.fs_model import State, choose
 from torchaos.harness.crash_explorer.power_loss import Persistence
@@ -16,7 +16,7 @@ from torchaos.harness.crash_explorer.power_loss import Persistence
 @pytest.fixture
 def states(tmp_path: Path) -> list[State]:
     recording = table(Blobs(tmp_path / "blobs"), 3)
-    return [*selection.process_death_states(recording), *power_loss.states(recording, Persistence.STRICT)]
+    return [*state_selection.process_death_states(recording), *power_loss.states(recording, Persistence.STRICT)]
 
 
 def test_equal_files_are_tried_once(states: list[State]) -> None:

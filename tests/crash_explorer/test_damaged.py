@@ -15,7 +15,7 @@ from torchaos.harness.analysis.checkpointing.damage_reaction import damages
 from torchaos.harness.crash_explorer import synthetic_crash
 from torchaos.harness.crash_explorer.exploration import faults_of, with_damage
 from torchaos.harness.crash_explorer.folder_contents import Blobs
-from torchaos.harness.crash_explorer.selection import Choice, chosen
+from torchaos.harness.crash_explorer.state_selection import Choice, chosen
 from torchaos.harness.interfaces import Target, UsageError
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import read_events

@@ -23,7 +23,7 @@ from torchaos.harness.crash_explorer.exploration_summary import (
 )
 from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass
-from torchaos.harness.crash_explorer.selection import chosen
+from torchaos.harness.crash_explorer.state_selection import chosen
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir

@@ -9,9 +9,9 @@ import pytest
 from resumes import recorded
 from saves import Disk, table
 
-from torchaos.harness.crash_explorer import selection
+from torchaos.harness.crash_explorer import state_selection
 from torchaos.harness.crash_explorer.folder_contents import Blobs
-from torchaos.harness.crash_explorer.selection import MODELS, models_of, nodes_of
+from torchaos.harness.crash_explorer.state_selection import MODELS, models_of, nodes_of
 from torchaos.harness.interfaces import UsageError
 
 NODES = {0: 0, 1: 1}
@@ -26,12 +26,12 @@ def test_survivors_go_on_until_they_need_the_dead(blobs: Blobs) -> None:
     """When a node dies, the other still finishes its shard, and waits in the barrier before the marker. All that it
     leaves, the death of all processes can leave too."""
     recording = table(blobs, 2)
-    found = list(selection.node_death_states(recording, NODES))
+    found = list(state_selection.node_death_states(recording, NODES))
     sizes = [{path: content.size for path, content in state.tree.files.items()} for state in found]
     assert {"shard-1": 30} in sizes  # rank 0 died before it did anything
     assert {"shard-0": 30} in sizes
     assert not any("marker" in " ".join(each) and len(each) < 3 for each in sizes)
-    everything = {state.digest for state in selection.process_death_states(recording, symmetry=False)}
+    everything = {state.digest for state in state_selection.process_death_states(recording, symmetry=False)}
     whole = {state.digest for state in found if not any(c.size in (10, 20) for c in state.tree.files.values())}
     assert whole <= everything
 
@@ -43,8 +43,8 @@ def test_they_go_on_for_a_limited_time(blobs: Blobs) -> None:
     for number in range(5):
         disk.rank(1).mkdir(f"1-{number}")
     ahead = [
-        max((len(state.tree.folders - {"0"}) for state in selection.node_death_states(disk.recording(), NODES, seconds)
-             if "0" not in state.tree.folders), default=0)
+        max((len(s.tree.folders - {"0"}) for s in state_selection.node_death_states(disk.recording(), NODES, seconds)
+             if "0" not in s.tree.folders), default=0)
         for seconds in (0.5, 3.0, 100.0)
     ]  # fmt: skip
     assert ahead == [0, 2, 5]
@@ -56,7 +56,7 @@ def test_a_file_in_many_writes_is_torn_once(blobs: Blobs) -> None:
     disk.rank(0).save("large", *[b"x" * 10] * 50)
     sizes = [
         state.tree.files["large"].size
-        for state in selection.node_death_states(disk.recording(), NODES)
+        for state in state_selection.node_death_states(disk.recording(), NODES)
         if state.operations
     ]
     assert sizes == [0, 10, 500]
@@ -78,14 +78,14 @@ def test_a_model_must_fit_the_job() -> None:
 def test_other_moments_are_not_searched(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The death of a node alone needs no other order of the ranks, so these are not searched, and nothing is said about
     moments that were left out."""
-    monkeypatch.setattr(selection, "CrashPoints", lambda _recording: pytest.fail("other orders are searched"))
-    assert "There may be more" not in selection.chosen(table(blobs, 2), ["node-death"], NODES, None, 0).in_words
+    monkeypatch.setattr(state_selection, "CrashPoints", lambda _recording: pytest.fail("other orders are searched"))
+    assert "There may be more" not in state_selection.chosen(table(blobs, 2), ["node-death"], NODES, None, 0).in_words
 
 
 def test_a_node_with_a_disk_of_its_own_takes_its_files_along(blobs: Blobs) -> None:
     """With local checkpoints nothing that a rank of the dead node wrote is left, and what is missing is named."""
     recording = table(blobs, 2)
-    found = list(selection.node_death_states(recording, NODES, local=True))
+    found = list(state_selection.node_death_states(recording, NODES, local=True))
     assert all(len({path for path in state.tree.files if path.startswith("shard")}) < 2 for state in found)
     last = max(found, key=lambda state: state.operations)
     assert {operation.rank for operation in last.lost} in ({0}, {1})

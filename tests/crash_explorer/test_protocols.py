@@ -9,7 +9,7 @@ import pytest
 from protocols import PROCESS, PROTOCOLS, SIZE, Broken, Protocol, data
 from saves import Disk
 
-from torchaos.harness.crash_explorer import power_loss, selection
+from torchaos.harness.crash_explorer import power_loss, state_selection
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Recording
@@ -42,7 +42,7 @@ def _wrong(protocol: Protocol, recording: Recording, over: list[int], state: Sta
 
 def _states(recording: Recording, model: str) -> list[State]:
     if model == PROCESS:
-        return list(selection.process_death_states(recording))
+        return list(state_selection.process_death_states(recording))
     return list(power_loss.states(recording, Persistence(model)))
 
 

@@ -19,7 +19,7 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.protocol.wire import ENV_RUN_ID, Kind
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.rollback import recovery, undo_log
+from torchaos.harness.rollback import orphaned_runs, undo_log
 from torchaos.harness.rollback.handles import JobProcesses
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.running.launchers.node_channel import await_place, packed, receive
@@ -48,7 +48,7 @@ def test_a_socket_in_a_deep_folder(tmp_path: Path) -> None:
 _DIES = """
 import os, signal, sys
 from torchaos.harness.running.nodes.agent_socket import make_place
-from torchaos.harness.rollback import undo_log as open_runs, recovery
+from torchaos.harness.rollback import undo_log as open_runs, orphaned_runs
 from torchaos.harness.rollback.reaper_client import ReaperClient
 from torchaos.harness.rollback.handles import JobProcesses
 
@@ -139,8 +139,8 @@ def test_an_agent_that_is_about_to_end(tmp_path: Path, monkeypatch: pytest.Monke
                 controller.close()
             return looks[-1]
 
-        find = recovery.find
-        monkeypatch.setattr(recovery, "find", look)
+        find = orphaned_runs.find
+        monkeypatch.setattr(orphaned_runs, "find", look)
         assert recover_node("run-4.node0") == 0
         assert agent.wait(timeout=300) == 0
     assert len(looks) > 2

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchaos.harness.record.secrecy import mask, mask_env
+from torchaos.harness.record.redaction import mask, mask_env
 from torchaos.harness.reporting.terminal import text
 
 

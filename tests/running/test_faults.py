@@ -32,9 +32,9 @@ from torchaos.harness.registry import find
 from torchaos.harness.release.repeats import Ask
 from torchaos.harness.rollback.file_handles import File
 from torchaos.harness.rollback.handles import Process, from_json, to_json
+from torchaos.harness.rollback.orphaned_runs import LeftBehind
 from torchaos.harness.rollback.reaper import UndoResult
 from torchaos.harness.rollback.reaper_client import UndoError
-from torchaos.harness.rollback.recovery import LeftBehind
 from torchaos.harness.running.engine.fault_lifecycle import FaultContext, FaultLife, FaultPages, victims_of
 from torchaos.harness.running.engine.stages import Run
 from torchaos.harness.running.fault_checks import NotPermitted

@@ -12,7 +12,7 @@ from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Recording
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass
-from torchaos.harness.crash_explorer.selection import Choice, chosen
+from torchaos.harness.crash_explorer.state_selection import Choice, chosen
 
 
 def saves(folder: Path, in_turn: bool = True) -> Recording:

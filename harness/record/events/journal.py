@@ -35,7 +35,7 @@ from torchaos.harness.protocol.packed_lines import is_packed
 from torchaos.harness.protocol.wire import PAYLOADS, Event, EventFile, Kind
 from torchaos.harness.record.events.merged import Arrived, Growing, Merged, Snapshot
 from torchaos.harness.record.events.node_clocks import Clocks, OuterPids, nodes_of, with_unique_pids
-from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.record.steps.packed_blocks import Block, blocks_of
 
 # The names that `wire.PAYLOADS` uses.

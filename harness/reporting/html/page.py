@@ -32,9 +32,9 @@ from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Execution, Save
 from torchaos.harness.record.plan import counted, seconds_in_words
 from torchaos.harness.record.record import Record, without_steps
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.record.result import Recovery, Result
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.steps import Executions, StepTable
 from torchaos.harness.reporting.html.charts import curves_of, gpus_of
 from torchaos.harness.reporting.html.log_evidence import dumps_of, hangs_of, logs_of, stamps_of, words

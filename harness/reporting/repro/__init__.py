@@ -23,8 +23,8 @@ from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.history.step_witnesses import log_lead
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.redaction import MASK
 from torchaos.harness.record.result import Result, Verdict
-from torchaos.harness.record.secrecy import MASK
 from torchaos.harness.registry import injector_of
 
 ALL_SIGNS = ("end", "losses", "checkpoint", "time")

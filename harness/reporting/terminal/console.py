@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.record.plan import counted, last_words_in_words, seconds_in_words
+from torchaos.harness.record.redaction import mask
 from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict, root_first
-from torchaos.harness.record.secrecy import mask
 from torchaos.harness.reporting.terminal import headline
 from torchaos.harness.reporting.terminal.plan_preview import catalogue as catalogue
 from torchaos.harness.reporting.terminal.plan_preview import overview as overview

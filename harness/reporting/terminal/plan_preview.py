@@ -33,7 +33,7 @@ from torchaos.harness.record.plan import (
     seconds_in_words,
     target_in_words,
 )
-from torchaos.harness.record.secrecy import mask, mask_env
+from torchaos.harness.record.redaction import mask, mask_env
 from torchaos.harness.reporting.terminal.text import Pen, name_in_words, pairs_in_words, printable
 from torchaos.harness.running.planner.fault_plans import Machine, transport_of
 from torchaos.harness.scenario.checks import parameters_of

@@ -22,8 +22,8 @@ from torchaos.harness.analysis.ending import has_aborted
 from torchaos.harness.fault_drivers.storage_faults import OwnDisk
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, Handle, Need, Watched
-from torchaos.harness.monitoring.observers import at_end
-from torchaos.harness.monitoring.observers.at_end import Leftovers
+from torchaos.harness.monitoring.observers import final_snapshot
+from torchaos.harness.monitoring.observers.final_snapshot import Leftovers
 from torchaos.harness.monitoring.observers.hang_watch import hangs_of
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 from torchaos.harness.protocol.agent_plan import AgentPlan, Moment
@@ -38,9 +38,9 @@ from torchaos.harness.record.history.saves_and_loads import handled_paths
 from torchaos.harness.record.plan import ENDED_BEFORE, Plan, PlannedFault
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.rollback.handles import JobProcesses
+from torchaos.harness.rollback.orphaned_runs import PROBES
 from torchaos.harness.rollback.reaper import UndoResult
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
-from torchaos.harness.rollback.recovery import PROBES
 from torchaos.harness.running.engine.fault_lifecycle import JOIN_S, FaultContext, LocalFaults
 from torchaos.harness.running.engine.supervision import ConditionWatches, FaultStart, SelfCheck
 from torchaos.harness.running.fault_checks import Permits
@@ -250,7 +250,7 @@ class Run:
             return
         agents = None if self.plan.job.attached else self.folder.agent_plan.parent
         try:
-            self.journal.emit(Kind.HANG_AT_END, at_end.look(ranks, agents))
+            self.journal.emit(Kind.HANG_AT_END, final_snapshot.look(ranks, agents))
         except (OSError, ValueError, KeyError) as error:  # a process or file has just disappeared
             text = f"what the ranks did at the end could not be read: {type(error).__name__}: {error}"
             self.journal.emit(Kind.NOTE, {"text": text})
@@ -274,7 +274,7 @@ class Run:
         for fault in self.plan.faults:
             if fault.id not in reported:
                 self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": ENDED_BEFORE, "ended_before": True})
-        if (from_job := at_end.of_run(self.plan, self.folder)) is not None:
+        if (from_job := final_snapshot.of_run(self.plan, self.folder)) is not None:
             self._save("report", from_job)
         self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})
 

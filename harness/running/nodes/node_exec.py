@@ -38,7 +38,7 @@ from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.events.node_clocks import Clock
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.rollback import recovery
+from torchaos.harness.rollback import orphaned_runs
 from torchaos.harness.rollback.reaper_client import UndoError
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.fault_checks import needs_of_controller
@@ -67,7 +67,7 @@ def undo_for_the_dead(journal: Journal) -> str:
     goes down. Returns why that failed, or an empty text."""
     wrong = []
     for folder in (Path(tempfile.gettempdir()) / f"torchaos-{os.geteuid()}").glob("*"):
-        if recovery.left_over(recovery.find([folder])[0]):
+        if orphaned_runs.left_over(orphaned_runs.find([folder])[0]):
             failed = recover(folder)
             said = f"what {folder.name} left on this node is {f'not undone: {failed}' if failed else 'undone'}"
             journal.emit(Kind.NOTE, {"text": said})

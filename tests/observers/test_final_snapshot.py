@@ -18,7 +18,7 @@ from torchaos.harness.analysis.hangs import ranks_in_words
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
-from torchaos.harness.monitoring.observers import at_end
+from torchaos.harness.monitoring.observers import final_snapshot
 from torchaos.harness.protocol import wire
 from torchaos.harness.protocol.collective_stamps import Stamps
 
@@ -64,7 +64,7 @@ def _ranks(folder: Path, *codes: str, agent: bool = True) -> Iterator[dict[int, 
 def _look(ranks: dict[int, RankProcess], folder: Path | None, expected: str) -> dict[str, Any]:
     """Looks until the ranks do what is expected: at the first look, they may not have got there."""
     found: dict[str, Any] = wait_until(
-        lambda: at_end.look(ranks, folder), lambda found: ranks_in_words(found["ranks"]) == expected
+        lambda: final_snapshot.look(ranks, folder), lambda found: ranks_in_words(found["ranks"]) == expected
     )
     return found
 
@@ -114,7 +114,8 @@ def test_a_stamp_names_the_collective(tmp_path: Path) -> None:
 def test_what_the_user_s_line_called(inner: list[tuple[str, str]], words: str) -> None:
     """The function that it called, without wrappers of torch and hooks of our agent."""
     frames = [live_job.Frame(function, file, 1) for function, file in inner]
-    assert at_end._where(live_job.Stack(1, (*frames, live_job.Frame("<module>", "/job/train.py", 7))), None) == words
+    stack = live_job.Stack(1, (*frames, live_job.Frame("<module>", "/job/train.py", 7)))
+    assert final_snapshot._where(stack, None) == words
 
 
 def test_what_could_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

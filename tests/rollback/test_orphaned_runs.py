@@ -23,7 +23,7 @@ from torchaos.harness.cli import cli
 from torchaos.harness.host import processes
 from torchaos.harness.protocol.wire import ENV_RUN_ID
 from torchaos.harness.rollback import undo_log
-from torchaos.harness.rollback.recovery import LeftBehind, before_a_run, find, left_over, recover, why
+from torchaos.harness.rollback.orphaned_runs import LeftBehind, before_a_run, find, left_over, recover, why
 from torchaos.harness.rollback.undo_log import OpenRun
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
@@ -163,7 +163,7 @@ def test_spares_what_another_machine_left(killed: Killed, state_of: Any) -> None
 def test_a_container_is_another_machine(killed: Killed) -> None:
     """Two pods of one host may share its name, its boot id and a home directory, and have equal pids: a run of one of
     them is not left over in the other."""
-    ask = "from torchaos.harness.rollback.recovery import find; print(*(run.here for run in find(())[0]))"
+    ask = "from torchaos.harness.rollback.orphaned_runs import find; print(*(run.here for run in find(())[0]))"
     own = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     may = subprocess.run([*own, "true"], capture_output=True, text=True, check=False)
     if may.returncode:

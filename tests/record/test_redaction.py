@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.record import secrecy
+from torchaos.harness.record import redaction
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan, PlannedJob
 
@@ -21,9 +21,9 @@ TOKEN = "q7-Zr4kTn2Lw9"
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CLUSTER_TOKEN", TOKEN)
-    secrecy.forget()
+    redaction.forget()
     yield
-    secrecy.forget()
+    redaction.forget()
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )  # fmt: skip
 def test_masks(text: str) -> None:
     """By the name before it, by its look, or because it is a value of our own environment."""
-    shown = secrecy.mask(text)
-    assert secrecy.MASK in shown
+    shown = redaction.mask(text)
+    assert redaction.MASK in shown
     for secret in (TOKEN, "hunter2-x", "AKIAIOSFODNN7EXAMPLE", "abcdefgh", "s3cr3t", "MIIE"):
         assert secret not in shown
 
@@ -65,12 +65,12 @@ def test_masks(text: str) -> None:
 )  # fmt: skip
 def test_leaves_the_rest(text: str) -> None:
     """What a trainer's command line is full of stays readable."""
-    assert secrecy.mask(text) == text
+    assert redaction.mask(text) == text
 
 
 def test_the_word_after_a_secret_option() -> None:
     """A command is words: the value may be the next one."""
-    assert secrecy.mask_words(["train.py", "--auth-token", "s3cr3tvalue", "--lr", "0.1"]) == (
+    assert redaction.mask_words(["train.py", "--auth-token", "s3cr3tvalue", "--lr", "0.1"]) == (
         "train.py", "--auth-token", "***", "--lr", "0.1",
     )  # fmt: skip
 
@@ -78,8 +78,8 @@ def test_the_word_after_a_secret_option() -> None:
 @given(st.text(max_size=200))
 def test_bears_any_text(text: str) -> None:
     """Nothing makes it raise, and what is masked stays masked."""
-    once = secrecy.mask(text)
-    assert secrecy.mask(once) == once
+    once = redaction.mask(text)
+    assert redaction.mask(once) == once
 
 
 def test_a_plan_on_disk_has_no_secret(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class Pace:
 
     @property
     def least_s(self) -> float:
-        """The shortest time, in seconds, that can be a halt."""
+        """A lower bound, in seconds: a step that took no longer is never a halt. Ten usual steps, but at least 1 s."""
         return max(_LEAST_S, _TIMES * self.usual_s)
 
     def is_halt(self, took_s: float, step: int | None) -> bool:
@@ -238,8 +238,10 @@ def highest_up_to(history: History, attempt: int) -> int | None:
 
 
 def steps_beyond(run: RunSoFar, landing: Landing) -> Executions:
-    """The steps of the target, in the attempt that was hit, above the highest step before the fault. If the attempt
-    loaded a checkpoint again, above the highest step before that load."""
+    """The steps after the fault, in the attempt that was hit, above the highest global step before the fault; in order
+    of time. If that attempt went back before the next landing (it loaded a checkpoint, or a state kept in memory), only
+    the steps after the last return, above the highest step before it. Only steps of the ranks that were hit; those of
+    all ranks if the fault hit no rank, or if the steps were read from a log."""
     since_s = max((segment.started_s for segment in put_back(run, landing)), default=landing.at_s)
     before = run.history.highest_step(before_s=since_s) or 0
     any_rank = not landing.ranks or run.history.source == "log"  # a log shows the steps of a single rank

@@ -221,8 +221,9 @@ Group = tuple[str, int]  # the store's address, and the attempt
 
 
 def split_brain(run: Record) -> str | None:
-    """A sentence about the first two groups that wrote at the same time. None if there was only one at any time, or if
-    it is not known which ranks wrote, because there was no agent or no watch on checkpoints."""
+    """A sentence about the first two groups of ranks (each with a store or an attempt of its own) that wrote
+    checkpoints into the same folder at the same time. None if there are none, or if it is not known which ranks wrote,
+    because there was no agent or no assertion that watches checkpoints."""
     groups = {
         event.source: (str(event.data["group"]), event.attempt or 0)
         for event in run.of_kind(Kind.AGENT_STARTED)
@@ -287,7 +288,8 @@ _COMPUTED = (
 
 
 def came_at(first: First | None) -> tuple[float, int] | None:
-    """The place of what was wrong first in the order of the steps and of what they compute. None if it has none."""
+    """When the first wrong thing happened, to sort by: its global step, and its place in `_COMPUTED` (the order in
+    which a step computes its quantities). None if nothing was wrong, or if it is no quantity of `_COMPUTED`."""
     return (first.step, _COMPUTED.index(first.what)) if first and first.what in _COMPUTED else None
 
 

@@ -156,8 +156,9 @@ def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | 
 
 
 def unseen_after(record: Record, landing: Landing) -> tuple[int, ...]:
-    """The ranks that the fault hit and that made no step that was seen after it, although other ranks of the attempt
-    then got past the highest step before it, and the job ended successfully."""
+    """The ranks that the fault hit and of which no later step was seen in that attempt, sorted. Empty unless other
+    ranks of that attempt later made a step at least two above the highest one before the fault, the attempt was the
+    last, and the job ended with exit code 0."""
     history = record.history
     steps = history.executions.of_attempt(landing.attempt)
     later = steps.at(steps.mono_s > landing.at_s)

@@ -241,8 +241,8 @@ class FilesystemModel:
         return changed(self.before(node), changes)
 
     def tree(self, cut: Cut, half: frozenset[int] = frozenset()) -> Tree:
-        """The tree after the first operations of each rank. `half`: numbers of writes of which the first half was done
-        in addition."""
+        """The tree after each rank has done as many of its operations as `cut` says. `half`: numbers of writes that
+        were interrupted: of these, the first half of the bytes is written as well, in whole units of 4096 bytes."""
         structure = (effect for effect in self._structure if self.has(cut, effect.operation))
         return self.made(structure, lambda node: self._content_at(node, cut, half))
 

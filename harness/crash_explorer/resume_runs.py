@@ -81,7 +81,8 @@ class Resume:
 
 
 class ResumeRuns:
-    """The recorded run, its twins, and the folder in which the job always runs."""
+    """Prepares and judges one resume after the other, from states of the checkpoint folder. Has the recorded run, its
+    twins, and the folder in which the job always runs."""
 
     _root = -1  # a descriptor of the checkpoint folder with the last state's files
 

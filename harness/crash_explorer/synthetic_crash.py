@@ -103,10 +103,13 @@ def unfinished(
     recorded: Record, died_s: float, lines: Mapping[int | None, Sequence[Operation]],
     by_rank: Mapping[int, float] = MappingProxyType({}),
 ) -> frozenset[tuple[str, int, Kind]]:  # fmt: skip
-    """The SAVE_END events of checkpoints that were not complete when the job died, although their files were written:
-    in the recorded run, the rank then renamed the file, or did more in the folder before its next step. Not counted as
-    such work: a save of another checkpoint from which the job could resume just as well. An operation that ends when
-    the job dies was not done."""
+    """The SAVE_END events to leave out of the record, as (source, number, kind): the file was written before the death,
+    but the checkpoint was not complete.
+
+    It was not complete if, in the recorded run, the rank did more for it between the death and its own next step:
+    renamed the file, or worked in the folder. Work on another checkpoint does not count if the job could resume from
+    that one as well. `died_s`: when all ranks died (CLOCK_MONOTONIC). `by_rank`: when ranks died at other times.
+    `lines`: the operations of each rank, in order. An operation that ended exactly at the death was not done."""
     newest = recorded.history.attempts[-1].number if recorded.history.attempts else None
     ends = [event for event in recorded.of_kind(Kind.SAVE_END) if event.attempt == newest]
     renames = list(recorded.of_kind(Kind.RENAMED))

@@ -198,7 +198,8 @@ class Stretch:
 
 
 def stretch(checkpoint: Checkpoint, place: Literal["tensor", "metadata"], draw: random.Random) -> Stretch:
-    """The bytes to change: a part of a tensor (each tensor is equally likely), or bytes that describe tensors."""
+    """The bytes to change: a part of a tensor (each tensor is equally likely), or bytes that describe tensors. Raises
+    ChaosError if the checkpoint has no such bytes."""
     if place == "tensor":
         return _tensor(checkpoint, sorted(checkpoint.tensors.values(), key=lambda entry: entry.name), draw)
     files = [file for file in checkpoint.files if file.role == "metadata" and file.size]

@@ -15,8 +15,9 @@ TOOL_S = 20.0  # seconds; more than ip, tc or nft ever take
 
 @dataclass(frozen=True)
 class NetworkNamespace:
-    """The namespaces of the process `pid` that started at `start_ticks` (clock ticks since boot). With pid 0, the
-    namespaces of the calling process: in a pod, an agent of torchaos and its reaper are in the pod's network."""
+    """The network namespace of the process `pid` that started at `start_ticks` (clock ticks since boot), with its mount
+    and host name namespaces. Pid 0 means the calling process. It is used in a pod, where torchaos' agent and its
+    reaper are in the pod's network themselves."""
 
     pid: int
     start_ticks: int

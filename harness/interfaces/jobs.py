@@ -191,9 +191,9 @@ class Capability:
 
 class Launcher(Protocol):
     """The part of a launcher that differs between platforms. The common part (ranks, attempts, logs, submissions) is in
-    running/launchers/. Attributes and methods that have a value here are optional. If the class is a dataclass, its
-    fields are its settings: keys of a scenario's job. The planner makes the launcher and asks it about the scenario;
-    the run makes it again, from the settings in the plan."""
+    harness/running/launchers/. Attributes with a value here, and methods with a body here, are optional. If the class
+    is a dataclass, its fields are its settings: keys of a scenario's job. The planner makes one object from the
+    settings and asks it about the scenario; the run makes another object from the settings in the plan."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine

@@ -138,7 +138,8 @@ class NativePage:
 
     @property
     def loaded(self) -> bool:
-        """Whether the library is loaded in this process. NCCL loads it with its first call or communicator."""
+        """Whether the C library that shares this page is loaded in this process. NCCL loads it at its first call, or
+        when it makes its first communicator."""
         return bool(self._words[0] == self.magic)
 
 

@@ -138,7 +138,8 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
 
 
 def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
-    """Judges the repetitions. If there are more than were requested, still no more of them may fail."""
+    """Judges the repetitions of one scenario together. If more of them count than were requested, the number that may
+    fail stays the same."""
     more = len(results) - ask.times
     ask = replace(ask, times=len(results), at_least=None if ask.at_least is None else ask.at_least + more)
     return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",

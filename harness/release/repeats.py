@@ -364,8 +364,9 @@ class Repetitions:
         return [self._judged(one, one.of(results), ended) for one in self._all if one.ask.times > 1]
 
     def codes(self, results: Sequence[Result], repeats: Sequence[Repeats]) -> list[ExitCode]:
-        """The exit codes that count: one for each scenario that is judged by its rate, and one for each other run. The
-        caller returns the worst."""
+        """The exit codes that count: one for each scenario that is judged by its rate, one for each other run, and
+        INCONCLUSIVE if some runs have no result. `repeats`: what `judged` returned for these results. The caller
+        returns the worst code."""
         found, judged = [], iter(repeats)
         for one in self._all:
             together = next(judged) if one.ask.times > 1 else None

@@ -247,7 +247,8 @@ def _share(clock: Mapping[str, float]) -> float | None:
 
 
 def add(path: Path, nights: Sequence[Night]) -> None:
-    """Adds nights to the history at `path`. A night that is already there is replaced. Raises UsageError."""
+    """Adds nights to the history at `path`, which is made if it does not exist. A night that is already there is
+    replaced. Raises UsageError if the file can't be used."""
     rows = (
         (night.folder, night.name, night.seed, night.started, night.commit, night.verdict, json.dumps(night.raw))
         for night in nights
@@ -270,7 +271,7 @@ def _read(folder: str, raw: str) -> Iterator[Night]:
 
 
 def found_in(out: Path) -> list[Night]:
-    """Every game day that has a score, directly below a folder, in order of time."""
+    """The game days (nights) of the folders directly below `out` that have a score.json, in order of their start."""
     return sorted(trend_store.each_in(out, "score.json", Night.of), key=lambda one: one.started)
 
 

@@ -157,7 +157,9 @@ def text(results: Sequence[Result], repeats: Sequence[Repeats] = (), of: str = "
 
 
 def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int, of: str) -> str:
-    """The JUnit XML. `most`: the largest number of characters of a text."""
+    """The JUnit XML: a suite for each result and for each repeated scenario. A scenario that is judged by its rate has
+    only its own suite, and none for its runs. `most`: the largest number of characters of a text. `of`: what the
+    results belong to, such as a gate; it comes before the name of each suite. Empty: nothing."""
     by_rate = {run_dir for one in repeats if one.of_rate for run_dir in one.run_dirs}
     results = [result for result in results if result.run_dir not in by_rate]
     runs = Counter(result.scenario for result in results)
@@ -181,7 +183,9 @@ def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int, of: 
 
 
 def _suite(result: Result, suffix: str, several: bool, most: int) -> ElementTree.Element:
-    """The suite of one result. If a scenario ran several times, `which` becomes a part of the names of its cases."""
+    """The test suite of one result. `suffix`: which run it is, such as `seed 3, run 2`; the suite's name ends with it.
+    `several`: whether the scenario has several runs; then the names of the cases end with it, too. `most`: the largest
+    number of characters of a text."""
     scenario = shortened(on_one_line(result.scenario), _NAME)
     names = _unique([shortened(on_one_line(case.name), _NAME) for case in _cases(result)])
     cases = [

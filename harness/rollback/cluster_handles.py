@@ -244,7 +244,8 @@ class SlurmWork:
 
     def _ids(self, completing: bool = False) -> list[str]:
         """The ids of the jobs or steps that are left. `completing`: include jobs that have ended but are still cleaned
-        up by Slurm; the Epilog of a site may take minutes. Raises OSError if Slurm does not answer."""
+        up by Slurm; the Epilog of a site may take minutes. Steps are included in any case. Raises OSError if Slurm does
+        not answer."""
         which = ["--steps", "--jobs", self.job] if self.job else ["--me", "--name", self.name]
         columns = "%i|%j" if self.job else "%i|%j|%T"
         lines = ask(["squeue", "--noheader", f"--format={columns}", *which]).splitlines()

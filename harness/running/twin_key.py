@@ -308,7 +308,8 @@ def _sources(plan: Plan, python: str) -> list[Path]:
 
 
 def _named(plan: Plan, fits: Callable[[Path], bool]) -> list[Path]:
-    """The paths in the command for which `fits` is true, including those in `--option=PATH`."""
+    """The paths in the command for which `fits` is true, including those in `--option=PATH`, joined to the working
+    directory of the job."""
     cwd = Path(plan.job.cwd)
     words = [part for word in plan.job.command for part in (word, word.partition("=")[2]) if part]
     return [cwd / word for word in words if fits(cwd / word)]

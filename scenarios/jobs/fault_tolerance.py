@@ -74,7 +74,8 @@ class Checkpoints:
             print(f"the checkpoint before step {step} failed, training goes on: {error}", flush=True)
 
     def save(self, step: int, parts: dict[str, Stateful]) -> None:
-        """Copy the state to memory, and write it in the background. All ranks call this."""
+        """Wait until the last save is over, then copy the state to memory and write it in the background. A failure of
+        the last save is printed. All ranks call this."""
         self.ready(step)  # only one save at a time
         partial = self.folder / f"step-{step}.partial"
         writing = async_save(dict(parts), checkpoint_id=partial, process_group=self.group)

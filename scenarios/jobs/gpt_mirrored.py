@@ -1,5 +1,6 @@
 """The GPT of gpt_ddp.py with a copy of each checkpoint in the memory of another node. A save is over when its copy has
-arrived, and training goes on meanwhile, though both share a link: memory_keeper.py torchrun gpt_mirrored.py ..."""
+arrived. Until then training goes on, although training and the copy use the same link. To start it:
+memory_keeper.py torchrun gpt_mirrored.py ..."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ class State:
 
 
 def meet(folder: Path) -> None:
-    """All begin together, whoever started first; one that comes back finds the files of the others."""
+    """Waits until all NUM_REPLICA_GROUPS replicas have started, so that they begin together. Each puts a file into
+    `folder`. A replica that comes back finds the files of the others, so it does not wait. There is no time-out."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"replica-{os.environ['REPLICA_GROUP_ID']}").touch()
     while len(list(folder.glob("replica-*"))) < int(os.environ["NUM_REPLICA_GROUPS"]):

@@ -1,21 +1,26 @@
-"""Watches the GPUs of this node beside a training job, and makes the job save a checkpoint and end when a GPU is about
-to fail:
+"""A health agent: it watches the GPUs of this node beside a training job. When a GPU is about to fail, it tells the job
+to save a checkpoint and end:
 
     CUDA_VISIBLE_DEVICES=0,1 health_agent.py torchrun --nproc-per-node 2 --max-restarts 0 gpt_ddp.py ...
 
-A job that gets the message in time loses no step: it saves, and ends with an error. Then this agent starts it again,
-with a spare GPU of this node in the place of each sick one. Without a spare GPU, or if CUDA_VISIBLE_DEVICES does not
-name the GPUs by number, that is left to the scheduler. (If torchrun restarted the ranks itself, they would be on the
-sick GPU again.) The message is SIGTERM to the ranks, as on a spot machine. Needs nvidia-ml-py. Copy it. To run it as a
-service of the node, change only how it finds the ranks.
+It tells the job by SIGTERM to the ranks on that GPU, as a spot machine does. A job that gets the signal in time loses
+no step: it saves, and ends with an error. Then this agent starts the job again, with a spare GPU of this node in the
+place of each sick one. If there is no spare GPU, or if CUDA_VISIBLE_DEVICES does not name the GPUs by number, it ends,
+and the scheduler has to start the job. Without `--max-restarts 0`, torchrun would restart the ranks on the sick GPU.
+Needs nvidia-ml-py. Copy it. To run it as a service of the node, change only how it finds the ranks.
 
-It asks NVML. With --kernel-log before the command, it also reads the kernel's log, where an Xid stands even if nobody
-waited for the event. With --dcgm, it also asks the node's DCGM, by dcgmi. With --predict, it makes the job save and go
-on, by SIGUSR1 to the ranks, when a GPU corrects more and more errors: worse ones often follow. With --drain, on one of
-several nodes, torchrun gets the message, too: a node with a sick GPU and no spare one leaves the job to the others and
-to a standby, and a standby with a sick GPU leaves before it gets ranks. With --strikes=N, a node on which ranks were
-killed N times leaves, though nothing says that it is sick. With --self-test, a node first computes what is known
-beforehand (self_test.py), and does not join the job if an answer is wrong."""
+It asks NVML. Options, before the command:
+
+    --kernel-log  also reads the kernel's log, which has each Xid, even if nobody waited for the event
+    --dcgm        also asks the node's DCGM, by dcgmi
+    --predict     if a GPU corrects more and more errors (worse ones often follow): SIGUSR1 to its ranks, so that the
+                  job saves and goes on
+    --drain       on one of several nodes: torchrun gets SIGTERM, too, if a GPU that is used is sick and none is
+                  spare. The node leaves the job to the others and to a standby. A standby with a sick GPU leaves
+                  before it gets ranks
+    --strikes=N   the node leaves when ranks were killed on it N times, though nothing says that it is sick
+    --self-test   the node first computes something whose answer is known (self_test.py), and does not join the job if
+                  the answer is wrong"""
 
 from __future__ import annotations
 

@@ -94,8 +94,10 @@ class FaultTriggers:
         return None if self.base is None else self.base + self._agent.steps_over + 1
 
     def loaded(self) -> None:
-        """Must be called when a checkpoint was loaded. Until the next step is over, perhaps only the harness knows the
-        number of that step."""
+        """Must be called when a checkpoint was loaded: the number of the next step may change. Before the first step of
+        the process, the number is unknown until the harness writes the attempt's base to the control page, after that
+        step. Later, it follows from the step counter of an optimizer whose state was loaded too. Does nothing if no
+        fault that names a step can still fire."""
         if not self._waits_for_a_step():
             return
         if self._agent.steps_over == 0:

@@ -79,7 +79,8 @@ class Carried:
 
     @property
     def kept(self) -> list[str]:
-        """What was restored."""
+        """The names of the parts of the state that were restored, such as "parameters" or "buffers". The optimizer's
+        moments are left out if none were seen."""
         return [name for name, equal in self._restored if equal and not (self.no_moments and name == _OF_OPTIMIZER)]
 
     @property

@@ -165,7 +165,7 @@ def _meeting(record: Record, attempt: Attempt, damage: Damage, all_: Sequence[Da
     if not (damage.at_s < over and attempt.started_s < damage.until_s):
         return None
     met = [load for load in loads if load.mono_s > damage.at_s]
-    tried = any(_touches(load.path, damage) for load in met)
+    tried = any(_may_read_damage(load.path, damage) for load in met)
     best, did = _best(record, damage, all_, over), _did(attempt, damage, met, first)
     upon = _upon(record, attempt, damage, met) if did is Did.WENT_ON else ""
     return Meeting(attempt, damage, Did.LOADED if upon else did, tried, best, loads, upon)
@@ -185,7 +185,7 @@ def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float |
     # Only loads from the folder of the checkpoints count, because a job may load its initial weights from anywhere.
     here = f"{posixpath.dirname(damage.checkpoint)}/"
     loaded = next((load for load in reversed(whole_loads(loads)) if load.path.startswith(here)), None)
-    if loaded is not None and _touches(loaded.path, damage) and loaded.mono_s < damage.until_s:
+    if loaded is not None and _may_read_damage(loaded.path, damage) and loaded.mono_s < damage.until_s:
         return Did.LOADED
     if attempt.base is None:
         return Did.UNKNOWN
@@ -198,8 +198,9 @@ def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float |
     return Did.FELL_BACK
 
 
-def _touches(path: str, damage: Damage) -> bool:
-    """Whether a load of `path` reads the damaged checkpoint or a part of it."""
+def _may_read_damage(path: str, damage: Damage) -> bool:
+    """Whether a load of `path` reads the damaged checkpoint, a part of it, or a folder that contains it. Always False
+    if the damaged file is a tracker file."""
     inside = path == damage.checkpoint or path.startswith(f"{damage.checkpoint}/")
     return damage.op != "text" and (inside or damage.checkpoint.startswith(f"{path}/"))
 

@@ -122,9 +122,9 @@ def _has(own: Mapping[str, Checkpoint], other: Checkpoint) -> bool:
 
 
 def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The good checkpoints of the twin that the run lacks. A checkpoint is left out if the job may have deleted it,
-    because it keeps only the newest. Then the run has at least as many newer checkpoints of the family as the twin has
-    in all."""
+    """The good checkpoints of the twin that the run lacks. Left out are those that the job may have deleted because it
+    keeps only the newest: the run has at least as many checkpoints of the same family with later steps as the twin has
+    checkpoints of this family."""
     own = {checkpoint.path: checkpoint for checkpoint in ours}
     paired = {other.path for _one, others in _matches(ours, theirs) for other in others}
     gone = [other for other in theirs if other.good and other.path not in paired and not _there(own.get(other.path))]

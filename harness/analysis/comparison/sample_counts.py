@@ -429,9 +429,12 @@ def _are_of(since: StepTable, at: Array, twins: StepTable, iterations: Array) ->
 
 
 def _by_schedule(mine: StepTable, twins: StepTable) -> str:
-    """A clause about skipped iterations, shown by a schedule that goes on in each iteration: its counter went on by
-    another number than in the twin, the optimizer's counter by the same number, and the samples differ too. A schedule
-    that is not restored differs already in the first step of an attempt, and leaves the samples as they are."""
+    """A clause: the run skipped another number of iterations than the twin. Empty if nothing shows it.
+
+    Some learning rate schedules count every iteration, also one without an optimizer step. So skipped iterations show
+    if, in one step, the schedule's counter grew by another number than in the twin, the optimizer's counter is the
+    same, and the samples differ. A schedule that was not restored does not count: it differs already in the first step
+    of an attempt."""
     for step in np.intersect1d(mine.numbers, twins.numbers).tolist():
         if step - 1 not in mine or step - 1 not in twins:
             continue

@@ -93,8 +93,8 @@ class Computed:
         return self._losses_agree
 
     def _began_alike(self, step: int) -> bool:
-        """Whether the step is seen to have begun with the twin's parameters and moments: then its samples can't follow
-        from these."""
+        """Whether the parameters and the optimizer's moments at the beginning of the step are known and equal to the
+        twin's, on all ranks. Then they are not the reason if the samples differ."""
         mine, twins = self._ours.get(step - 1, {}), self._theirs.get(step - 1, {})
         if not mine or mine.keys() != twins.keys():
             return False
@@ -126,7 +126,8 @@ class Computed:
 
 
 class OtherInputs(NamedTuple):
-    """What the first resume shows whose first step gave the model other inputs than before, or than in the twin."""
+    """The first resume that begins with other inputs of the model than before, or than in the twin: clauses about it,
+    and its first step. All fields are empty (step 0) if there is no such resume."""
 
     told: str = ""  # a clause; empty if there is no such resume
     carried: str = ""  # a clause, if some inputs were the right ones and no data loader gave them

@@ -98,9 +98,10 @@ class Sighting:
 
 
 def sightings(record: Record, since_s: float, twins: Sequence[Record] = ()) -> list[Sighting]:
-    """The first time for each witness of the corruption since `since_s`, in order of time. The witnesses are: replicas
-    that differ, a loss that is not finite, a spike of the gradient norm, and the job: a rank that ended itself with an
-    error, or ranks that went back to an earlier state, which they do in no twin."""
+    """When each witness of the corruption showed it first, from `since_s` on (CLOCK_MONOTONIC), in order of time. The
+    witnesses are: replicas that differ, a loss that is not finite, a spike of the gradient norm, and the job. The job
+    shows it if a rank ends itself with an error, or if ranks go back to an earlier state and no twin does so. The job
+    does not count if another fault landed after `since_s` and before it, because that may be its reason."""
     steps, found = steps_of(record), []
     later = [step for step in steps if step.over_s >= since_s]
     differing = next((step for step in later if step.replicas_differ), None)

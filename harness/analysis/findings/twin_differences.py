@@ -102,8 +102,10 @@ _ROUNDING = RATE.floor
 
 
 def rates(run: Record, twins: Sequence[Record], tolerance: float | None = None) -> Finding:
-    """Whether the learning rates are the twins', by step and rank; without a twin, whether steps that were done
-    again had the same rates. `tolerance`: relative; None: 1e-9, or learned from twins that differ."""
+    """Compares the learning rates with those of the twins, by step and rank. Without a twin, compares steps that were
+    done again with their earlier execution. `tolerance`: the largest relative difference that passes; None: 1e-9, or a
+    tolerance learned from the twins if these differ from each other. Inconclusive if no learning rate was seen, if the
+    global steps are not known, or if the run differs from the twin before any fault."""
     history = history_of(run, twins)
     if not _has_rates(history.executions).any():
         return inconclusive("no learning rate was seen: no optimizer of torch made a step, and the log shows none")
@@ -228,7 +230,9 @@ def _allowed(tolerance: Tolerance, step: int, factor: float) -> float:
 
 
 def _suspects(ours: StepTable, theirs: StepTable, allowed: Tolerance, factor: float) -> list[int]:
-    """The steps of both runs in which a rate may differ by more than is allowed."""
+    """The common steps that must be compared value by value, sorted: those with a rate that differs by more than is
+    allowed, and those that the two runs made on different ranks. `factor`: how many spreads a learned tolerance
+    allows."""
     both = Both.of(ours, theirs)
     far = both.beyond("lr", lambda step: _allowed(allowed, step, factor))
     return sorted({*both.ours.numbers[both.ours.any(far)].tolist(), *both.apart.tolist()})

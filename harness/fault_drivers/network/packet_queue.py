@@ -128,7 +128,7 @@ def _happens(draw: random.Random, percent: float) -> bool:
 
 
 def flipped(packet: bytes, draw: random.Random) -> bytes:
-    """The packet with one bit flipped after its IP header."""
+    """The IPv4 packet with one bit flipped after its IP header. Raises ValueError if nothing follows the header."""
     header = 4 * (packet[0] & 15)
     bit = draw.randrange(8 * header, 8 * len(packet))
     changed = bytearray(packet)

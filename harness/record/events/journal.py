@@ -233,8 +233,8 @@ class Journal:
         self, kind: Kind, data: Mapping[str, Any], *, rank: int | None = None,
         attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
-        """Writes an event. Raises ChaosError if the journal is closed, because its file may then belong to another
-        run."""
+        """Writes an event, and returns it. If the file can't be written, sets `failed` instead of raising an error.
+        Raises ChaosError if the journal is closed, because its file may then belong to another run."""
         with self._lock:
             if self._closed_file:
                 raise ChaosError(f"{kind.value}: the run is over")

@@ -57,7 +57,8 @@ class Scene:
 
     @cached_property
     def start(self) -> list[Execution]:
-        """The first steps, which show which state was restored."""
+        """The first FEW steps of the attempt after `after`, of all ranks, with local steps that count from `after`.
+        Their values show which state was restored."""
         first = self.own.at(self.own.local_step <= self.after + FEW)
         return [with_values(execution, {"local_step": execution.local_step - self.after}) for execution in first]
 

@@ -129,8 +129,9 @@ def of_bytes(rows: Array) -> Array:
 
 
 def number_of(sample: Hashable) -> int:
-    """The number of a sample: the same for a digest as text and as bytes. Samples that are no digests get numbers that
-    no digest has."""
+    """The number of a sample. A digest as text (hexadecimal digits) gets the number that `of_bytes` gives for its
+    bytes. An int gets its lowest 64 bits. Any other sample gets a hash of at least 2**63, which is the number of no
+    digest."""
     if isinstance(sample, int):
         return sample & 2**64 - 1
     if isinstance(sample, str) and len(sample) == _DIGEST:

@@ -278,7 +278,8 @@ def _result(pen: Pen, result: Result, waivers: Container[str]) -> None:
 
 
 def _needs_line(result: Result, case: Case) -> bool:
-    """Whether the case needs a line of its own: it did not pass, it is waived, or one of its values has a bound."""
+    """Whether the case needs a line of its own: it did not pass, it is waived, it is about a waiver itself, or one of
+    its values has a bound."""
     bounded = any(name in case.measured for name in case.bound)
     return case.verdict is not Verdict.PASSED or result.scenario == WAIVERS or is_waived(case) or bounded
 

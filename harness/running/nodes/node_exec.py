@@ -207,9 +207,10 @@ _LOOK_MS = 50
 
 
 def attach(mark: str, given: IO[bytes]) -> None:
-    """Is the agent of this node, with the name `mark`, until the job or the run ends. `given`: the data of
-    `node_channel.packed`. All files are written below the node's folder, which is removed at the end. Raises UsageError
-    if there is not exactly one torchrun, or if it can't be observed from here."""
+    """Runs as the agent of this node, beside a torchrun that was running before, until the job or the run ends. `mark`:
+    the name of the agent. `given`: the data of `node_channel.packed`. All files are written below the node's folder,
+    which is removed at the end. Raises UsageError if there is not exactly one torchrun of this user, or if this process
+    has no right to observe it."""
     pid = torchrun_here()
     ticks, place = check_agent(pid), make_place(mark)
     os.environ["XDG_STATE_HOME"] = str(place.root / "state")  # so that nothing is left in the home folder

@@ -314,8 +314,8 @@ class Batch:
 
 
 def read_batch(path: Path, args: Sequence[str], env: Mapping[str, str], given: Mapping[str, str]) -> Batch:
-    """The facts in a script file. `args`: the arguments of the script. `given`: options of sbatch on the command line.
-    Raises OSError."""
+    """The facts in a script file. `args`: the arguments of the script. `env`: the variables that are known when it
+    starts. `given`: options of sbatch on the command line. Raises OSError if the file can't be read."""
     return parse_batch(path.read_text(errors="replace"), args, {**env, "0": str(path)}, given)
 
 

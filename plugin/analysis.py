@@ -25,11 +25,11 @@ from torchaos.harness.analysis.findings.restarts import (
     offenders,
     restarts_in_words,
     restarts_of,
-    restored_state,
     tier_name,
     tier_of,
     worst_tier,
 )
+from torchaos.harness.analysis.findings.resumed_state import restored_state
 from torchaos.harness.analysis.findings.resumes import Resumes, beside_replicas
 from torchaos.harness.analysis.findings.samples import are_taken_over, samples, samples_of_absent
 from torchaos.harness.analysis.findings.twin_differences import Parameters, across_replicas, losses, rates

@@ -19,7 +19,7 @@ from torchaos.harness.analysis.checkpointing.checkpoint_contents import Clash
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
 from torchaos.harness.analysis.comparison.parameters import meaning
-from torchaos.harness.analysis.findings import restarts
+from torchaos.harness.analysis.findings import resumed_state
 from torchaos.harness.interfaces import First, Outcome, What
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
@@ -513,6 +513,6 @@ def test_a_parameter_that_a_load_makes_of_a_tie_is_a_cause(trainer: Any, monkeyp
     told = "other parameters are trained than before: the parameters head.weight are trained, and were not"
     assert told in (reason := LossContinuity().judge(run, [_edited(twin, Kind.BEGUN, begun)]).reason), reason
     unknown = [replace(one, parameters=None) for one in resumes_carried(run)]
-    monkeypatch.setattr(restarts, "resumes_carried", lambda _run: unknown)
+    monkeypatch.setattr(resumed_state, "resumes_carried", lambda _run: unknown)
     found = StateRestored().judge(run, [])
     assert (found.outcome, told in found.reason) == (Outcome.INCONCLUSIVE, True), found.reason

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
 from types import MappingProxyType
 
-from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
+from torchaos.harness.analysis.checkpointing.recorded_states import (
+    Entry,
+    Of,
+    Origins,
+    Recorded,
+    names_of_parameters,
+    values_of,
+)
 from torchaos.harness.analysis.checkpointing.state_differences import (
-    EXCHANGED,
     INPUTS,
     MODES,
     MOMENTS,
@@ -27,16 +31,14 @@ from torchaos.harness.analysis.checkpointing.state_differences import (
 )
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.protocol.check_sums import MODULUS, is_whole
-from torchaos.harness.record.history.snapshots import State, states
+from torchaos.harness.record.history.snapshots import State
 from torchaos.harness.record.record import Record
 
 OF_MODEL = ("parameters", "frozen", "buffers")
 _WEIGHTS = ("parameters", "frozen")
 _SHARED = ("parameters", "frozen", MOMENTS)  # quantities that may be equal on all ranks
-_DIGITS, _FEW = 16, 3
+_DIGITS = 16
 _MISSING = ("", "")
-Entry = Sequence[str]  # type and shape, check sum
-Of = Mapping[int, State]  # by rank
 
 
 @dataclass
@@ -109,54 +111,6 @@ class Begun:
         return "; ".join(clauses)
 
 
-class Recorded:
-    """All recorded states of a run, by global step."""
-
-    def __init__(self, run: Record) -> None:
-        self._run = run
-        self._at: dict[int, list[State]] = defaultdict(list)
-        for state in states(run.beside_steps):
-            step = step_of(run.history, state.event)
-            if step is not None:
-                self._at[step].append(state)
-
-    def begun(self, step: int, *, attempt: int | None = None, before_s: float = float("inf")) -> dict[int, State]:
-        """By rank, the last state with which step `step` + 1 began, in this attempt, before this time."""
-        return {
-            state.event.rank or 0: state
-            for state in self._at.get(step, ())
-            if state.begun and state.event.mono_s < before_s and attempt in (None, state.event.attempt)
-        }
-
-    def saved(self, step: int, before_s: float) -> dict[int, State]:
-        found = (state for state in self._at.get(step, ()) if not state.begun and state.event.mono_s < before_s)
-        return {state.event.rank or 0: state for state in found}
-
-    @property
-    def always_drawn(self) -> frozenset[str] | None:
-        """The generators whose state had changed each time that it was recorded. None if it was recorded only a few
-        times: code outside the model draws now and then, such as a loader when an epoch begins."""
-        first = min((one.number for one in self._run.history.attempts), default=0)
-        own = [by_rank[0].rng for step in sorted(self._at) if 0 in (by_rank := self.begun(step, attempt=first))]
-        if len(own) < _FEW:
-            return None
-        return frozenset(name for name in own[0] if all(a[name] != b.get(name) for a, b in pairwise(own) if name in a))
-
-    @cached_property
-    def fresh(self) -> dict[int, State]:
-        """The states with which the job began."""
-        return self.begun(0, attempt=min((one.number for one in self._run.history.attempts), default=0))
-
-    def after(self, quantity: str, name: str, entry: Entry, before_s: float, but: int | None = None) -> int | None:
-        """The last step, but for one, after which this part of the state was recorded with these values, before this
-        time: what the attempt itself did later explains nothing of its beginning."""
-        for step in sorted(self._at, reverse=True):
-            before = (state for state in self._at[step] if state.event.mono_s < before_s)
-            if step != but and any(_said_equal(state, quantity, name, entry) for state in before):
-                return step
-        return None
-
-
 def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Record | None = None) -> Begun:
     """Compares the state with which `attempt` began to train after step `base`. `since_s`: when it began, in seconds of
     CLOCK_MONOTONIC; the run's own state after that step was recorded before."""
@@ -181,7 +135,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     _compare_inputs(found, mine, [went_on, twins])
     for quantity in (*OF_MODEL, MOMENTS, RNG):
         sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
-        known = [_values(state, quantity) for of in (mine, *sources) for state in of.values()]
+        known = [values_of(state, quantity) for of in (mine, *sources) for state in of.values()]
         if None not in known and not any(known) and quantity != RNG:
             found.absent.add(quantity)
         for reference in sources:
@@ -191,10 +145,10 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     _compare_trained(found, mine, went_on or saved or twins, own.fresh)
     _compare_modes(found, mine, went_on if any(state.modes for state in went_on.values()) else twins)
     _compare_unsaved_generators(found, mine, own.fresh, went_on or twins)
-    words = _Words(own, base, since_s, went_on or saved or twins, saved)
+    origins = Origins(own, base, since_s, went_on or saved or twins, saved)
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for other in found.others:
-        for rank, holds in words.said(other, mine):
+        for rank, holds in _instead(other, mine, origins):
             ranks[other.quantity, other.name, holds].add(rank)
     wrong, others = defaultdict[tuple[str, str], set[int]](set), list[Other]()
     for (quantity, name, _holds), of in ranks.items():
@@ -207,6 +161,21 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
         )
     found.others = others
     return found
+
+
+def _instead(other: Other, mine: Of, origins: Origins) -> Iterator[tuple[int, str]]:
+    """Yields each rank with what the part is there instead of what it should be."""
+    for rank in other.ranks:
+        if other.quantity == TRAINED:
+            yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
+            continue
+        if other.quantity == MODES:
+            in_eval = _mode(mine[rank].modes, other.name) == "eval"
+            yield rank, said("in eval" if in_eval else "in train")
+            continue
+        entry = (values_of(mine[rank], other.quantity) or {}).get(other.name)
+        holds = origins.of(other, rank, mine[rank], entry) if entry is not None else iter([said("missing")])
+        yield rank, next(holds, said("others"))
 
 
 def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tuple[int, list[Other]] | None:
@@ -259,9 +228,9 @@ def _compare_trained(found: Begun, mine: Of, due: Of, fresh: Of = MappingProxyTy
     other: dict[str, list[int]] = defaultdict(list)
     for rank, state in mine.items() if due else ():
         reference = due.get(rank, due[min(due)])
-        own, before = _trained(state), _trained(reference)
+        own, before = names_of_parameters(state), names_of_parameters(reference)
         # A rank that has all its parameters, and more or fewer: such as the two of a tie that a load broke.
-        is_same = mine.keys() == (fresh or due).keys() and (rank in due or _trained(fresh[rank]) == before)
+        is_same = mine.keys() == (fresh or due).keys() and (rank in due or names_of_parameters(fresh[rank]) == before)
         comparable = own | before if is_same and (own <= before or own >= before) else own & before
         for name in sorted((state.trained ^ reference.trained) & comparable):
             other[name].append(rank)
@@ -326,25 +295,16 @@ def _trained_apart(run: Record, base: int, since_s: float) -> bool:
     return len(sums) > 1 and all(each is not None and is_whole(each) for each in sums)
 
 
-def _values(state: State, quantity: str) -> dict[str, Entry] | None:
-    if quantity == RNG:
-        return {name: ("", digest) for name, digest in state.rng.items()} or None
-    if quantity == INPUTS:
-        return dict(state.inputs) or None
-    values = state.sums.get(quantity)
-    return None if values is None else dict(values)
-
-
 def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[int, dict[str, Entry]]:
     """What each rank should have, as far as it was recorded."""
-    of = {rank: values for rank, state in reference.items() if (values := _values(state, quantity)) is not None
+    of = {rank: values for rank, state in reference.items() if (values := values_of(state, quantity)) is not None
           and (quantity not in ("buffers", RNG) or rank not in mine or _at(state) == _at(mine[rank]))}  # fmt: skip
     due = {rank: of[rank] for rank in mine if rank in of}
     if of and quantity in _SHARED:
         lent = {name: entry for name, entry in next(iter(of.values())).items() if name.partition("/")[0] in alike}
-        held = {name for state in mine.values() for name in _values(state, quantity) or ()}
+        held = {name for state in mine.values() for name in values_of(state, quantity) or ()}
         for rank in mine.keys() - due.keys():
-            theirs = _values(mine[rank], quantity) or {}
+            theirs = values_of(mine[rank], quantity) or {}
             # A rank that keeps the moments of other parameters (ZeRO stage 1) lacks none that another rank keeps.
             due[rank] = {
                 name: entry for name, entry in lent.items() if name in theirs or not theirs or name not in held
@@ -352,7 +312,7 @@ def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[
         # On fewer ranks, the stages of a pipeline are divided anew.
         moved = _of_one_value(of) if mine.keys() < of.keys() else {}
         due = {
-            rank: {**{name: moved[name] for name in _values(mine[rank], quantity) or () if name in moved}, **values}
+            rank: {**{name: moved[name] for name in values_of(mine[rank], quantity) or () if name in moved}, **values}
             for rank, values in due.items()
         }
     if any(not is_whole(entry[1]) for values in due.values() for entry in values.values()):
@@ -374,7 +334,7 @@ def _of_parts(
 ) -> dict[int, dict[str, Entry]]:
     """What each rank should have, if ranks share tensors. If they share a tensor in another way than before, the sums
     over all ranks are compared. If these agree, what each rank has is right."""
-    own = {rank: _values(state, quantity) or {} for rank, state in mine.items()}
+    own = {rank: values_of(state, quantity) or {} for rank, state in mine.items()}
     found: dict[int, dict[str, Entry]] = {rank: {} for rank in mine}
     for name in {name for values in of.values() for name in values}:
         before, now = ({r: v[name] for r, v in each.items() if name in v} for each in (of, own))
@@ -411,83 +371,21 @@ def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[st
     of_any = {(name, tuple(entry)) for values in due.values() for name, entry in values.items()}
     other: dict[str, list[int]] = defaultdict(list)
     for rank, values in sorted(due.items()):
-        have = _values(mine[rank], quantity)
+        have = values_of(mine[rank], quantity)
         if have is None:
             continue
         if quantity in _WEIGHTS:  # a parameter that is no longer trained, or is now, is the same parameter
             have = {**mine[rank].sums.get("frozen", {}), **mine[rank].sums.get("parameters", {})}
         if values:
             found.seen[quantity].add(rank)
-        if (_values(mine[rank], quantity) or {}).keys() - values.keys():
+        if (values_of(mine[rank], quantity) or {}).keys() - values.keys():
             found.partly[quantity].add(rank)
         for name, entry in values.items():
-            lacks = name not in have and (quantity == MOMENTS and name.partition("/")[0] in _trained(mine[rank]))
+            lacks = name not in have and (
+                quantity == MOMENTS and name.partition("/")[0] in names_of_parameters(mine[rank])
+            )
             differs = name in have and tuple(have[name]) != tuple(entry)
             found.compared[quantity, name].add(rank)
             if lacks or (differs and not (quantity == "buffers" and (name, tuple(have[name])) in of_any)):
                 other[name].append(rank)
     found.others += [Other(quantity, name, tuple(ranks), "") for name, ranks in other.items()]
-
-
-def _trained(state: State) -> set[str]:
-    return {*state.sums.get("parameters", ()), *state.sums.get("frozen", ())}
-
-
-class _Words:
-    """What a part of the state is instead of what it should be."""
-
-    def __init__(self, own: Recorded, base: int, since_s: float, due: Of, saved: Of) -> None:
-        self._own, self._base, self._since_s, self._due, self._saved = own, base, since_s, due, saved
-
-    def said(self, other: Other, mine: Of) -> Iterator[tuple[int, str]]:
-        """Yields each rank with its words."""
-        for rank in other.ranks:
-            if other.quantity == TRAINED:
-                yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
-                continue
-            if other.quantity == MODES:
-                in_eval = _mode(mine[rank].modes, other.name) == "eval"
-                yield rank, said("in eval" if in_eval else "in train")
-                continue
-            entry = (_values(mine[rank], other.quantity) or {}).get(other.name)
-            holds = self._holds(other, rank, mine[rank], entry) if entry is not None else iter([said("missing")])
-            yield rank, next(holds, said("others"))
-
-    def _holds(self, other: Other, rank: int, mine: State, entry: Entry) -> Iterator[str]:
-        quantity, name = other.quantity, other.name
-        due = _values(self._due[rank if rank in self._due else min(self._due)], quantity) if self._due else None
-        was = (due or {}).get(name)
-        if was is not None and was[0] != entry[0]:
-            yield said("form", ours=entry[0], due=was[0])
-        if quantity == INPUTS:
-            return
-        fresh = self._own.fresh.get(rank)
-        if fresh is not None and (_values(fresh, quantity) or {}).get(name) == entry:
-            yield said("fresh")
-        if quantity == RNG:
-            ranks = [r for r, state in self._due.items() if r != rank and state.rng.get(name) == entry[1]]
-            if ranks:
-                yield said("of a rank", rank=ranks[0])
-            return
-        for saver, state in self._saved.items():
-            if _said_equal(state, quantity, name, entry):
-                if saver in self._due and _said_equal(self._due[saver], quantity, name, entry):
-                    yield said("of the saver", rank=saver)
-                yield said("during the save")
-        if int(entry[1][-_DIGITS:], 16):
-            of = [one for one, known in (due or {}).items() if one != name and tuple(known) == tuple(entry)]
-            if of:
-                yield f"{EXCHANGED} {of[0].partition('/')[0]}"
-            if (step := self._own.after(quantity, name, entry, self._since_s, self._base)) is not None:
-                yield said("after", step=step)
-            if quantity == "frozen":  # a copy of the trained module that was made after the load
-                trained = name.rpartition(":")[2]
-                if (step := self._own.after("parameters", trained, entry, self._since_s)) is not None:
-                    yield said("after of trained", step=step)
-                if tuple(entry) in map(tuple, (_values(mine, "parameters") or {}).values()):
-                    yield said("copy of trained")
-
-
-def _said_equal(state: State, quantity: str, name: str, entry: Entry) -> bool:
-    known = state.sums.get(quantity, {}).get(name)
-    return known is not None and tuple(known) == tuple(entry)

@@ -1,11 +1,10 @@
 """The moments at which a whole job can die, in classes: the positions at which each rank can be in its operations, and
 which positions of several ranks can occur together.
 
-The operations of a recording are sorted into chains, whose order never changes. Each rank has a chain. A folder or a
-file that several ranks use is made by the rank that comes first, which is chance: another rank could have made it. So
-the operations by which a rank makes such things are a separate chain. This changes no order: an operation still comes
-after what its rank did before, and before what its rank did later. But the chains of the ranks that use the folder are
-then equal.
+The operations of a recording are sorted into chains, whose order never changes. Each rank has a chain. If several ranks
+use a file or folder, it is chance which of them makes it. So the operations by which a rank makes such shared things
+are a chain of their own. This changes no order: such an operation still comes after what its rank did before, and
+before what its rank did later. But the chains of the ranks that use the folder are then equal.
 
 All moments between two changes of files count as one, and so do all moments in the middle of writing a file. So a chain
 has only a few positions. A rank may be at a position only if other ranks have got far enough."""
@@ -23,15 +22,15 @@ from torchaos.harness.crash_explorer.folder_contents import Tree
 from torchaos.harness.crash_explorer.fs_model import Cut, Effect, FilesystemModel
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
 
-Name = int | str | None  # a rank; None: processes of no rank; a string: the shared things that a rank makes
+Name = int | str | None  # a rank; None: processes of no rank; a string: the shared things that one rank makes
 _MOVES = (OperationKind.RENAME, OperationKind.UNLINK, OperationKind.RMDIR)
-Counts = Mapping[Name, int]  # by chain: how many of its operations
+Counts = Mapping[Name, int]  # how many operations of each chain are done
 
 
 @dataclass
 class OpChain:
-    """A sequence of operations. `needs`: by the number of an operation, how many operations of each other chain come
-    before it. An operation is left out if it needs no more than the operation before it in this chain."""
+    """A sequence of operations. `needs`: for the number of an operation, how many operations of each other chain come
+    before it. An operation that needs no more than the one before it in this chain has no entry."""
 
     name: Name
     by: int | None  # the rank that did the operations
@@ -41,14 +40,15 @@ class OpChain:
 
 
 def op_chains(recording: Recording, fs: FilesystemModel) -> tuple[OpChain, ...]:
-    """The chains, those of ranks first. Needs are complete: an operation also needs what its needs need."""
+    """The chains, those of ranks first. Needs are complete: what an operation needs, with all that this needs in
+    turn."""
     sources: dict[int, set[int]] = {effect.operation.number: set(effect.needs) for effect in fs.effects}
     for a, b in recording.before:
         if b in sources:
             sources[b].add(a)
     shared = _shared(fs)
     found: dict[Name, OpChain] = {rank: OpChain(rank, rank) for rank in recording.lines}
-    pasts: dict[int, dict[Name, int]] = {}  # by operation: what comes before its end
+    pasts: dict[int, dict[Name, int]] = {}  # for each operation: what comes before its end
     last: dict[int | None, int] = {}  # the last operation of each rank
     for effect in fs.effects:
         number, rank = effect.operation.number, effect.operation.rank
@@ -70,7 +70,8 @@ def op_chains(recording: Recording, fs: FilesystemModel) -> tuple[OpChain, ...]:
 
 
 def _shared(fs: FilesystemModel) -> set[int]:
-    """The operations that make a file or folder that another rank uses, other than to rename or remove it."""
+    """The operations that make a file or folder that another rank uses later. Renaming or removing it does not count as
+    use."""
     makers = {
         effect.operation.number: effect.operation.rank
         for effect in fs.effects
@@ -91,19 +92,19 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class Position:
-    """A position in a chain: its first `low` to `high` operations are done. All these moments count as one. The files
-    are those after `done` operations."""
+    """A position in a chain: between `low` and `high` of its operations are done. All these moments count as one. The
+    files are those after `done` operations."""
 
     low: int
     high: int
     done: int
-    files: int  # equal for positions of a rank with equal files, except for the length to which a file is written
+    files: int  # equal if the rank's files are equal, but for the length of a file that is being written
     half: int | None  # the number of the write of which only a part was done
     needs: Counts  # how many operations of other chains must be done
 
     @property
     def moments(self) -> int:
-        """The number of points in time, between two operations of the rank, at which the rank is at this position."""
+        """The number of moments, each between two operations of the rank, at which the rank is at this position."""
         return 0 if self.half is not None else self.high - self.low + 1
 
 
@@ -113,7 +114,7 @@ class RankPositions:
 
     name: Name
     by: int | None  # the rank that does the operations
-    done: tuple[int, ...]  # by the number of done operations of this chain: the number of all operations of the rank
+    done: tuple[int, ...]  # by number of done operations of this chain: all those of the rank
     positions: tuple[Position, ...]
     shape: tuple[tuple[Effect, ...], ...]  # the changes from each position to the next
 
@@ -169,9 +170,9 @@ def _positions(chain: OpChain, waited: set[int]) -> RankPositions:
 
 
 def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, object]]:
-    """Keys that distinguish the files after each number of operations: changes of names so far, files written in full,
-    and files in the middle of being written. And, by index, the writes that may be torn although they write the whole
-    file."""
+    """A key for each number of done operations, equal only if the files are: changes of names so far, files written in
+    full, and files in the middle of being written. Also, by index, the writes that may be torn although they write the
+    whole file."""
     episodes: list[list[int]] = []  # indices of the writes of a file without a sync, close or rename between them
     open_: dict[int, list[int]] = {}
     for index, effect in enumerate(effects):
@@ -201,7 +202,7 @@ def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, ob
 
 
 def alike(chain: RankPositions, other: RankPositions, all_: tuple[RankPositions, ...]) -> bool:
-    """Whether the two ranks can change places: they do the same to their own files, and wait for the same
+    """Whether the two ranks are interchangeable: they do the same to their own files, and wait for the same
     operations."""
     mine, theirs = chain.name, other.name
     if not isinstance(mine, int) or not isinstance(theirs, int) or len(chain.positions) != len(other.positions):
@@ -227,7 +228,7 @@ def alike(chain: RankPositions, other: RankPositions, all_: tuple[RankPositions,
 
 
 def _same_changes(own: tuple[Effect, ...], rank: int, other: tuple[Effect, ...], its: int) -> bool:
-    """Whether these changes are the same, except for the rank's number in names, and for sizes."""
+    """Whether these changes are the same, but for sizes and for the rank's number in names."""
     mine, theirs = _steps(own), _steps(other)
     return len(mine) == len(theirs) and all(
         a.kind is b.kind and _same_name(a.path, rank, b.path, its) and _same_name(a.to or "", rank, b.to or "", its)
@@ -236,7 +237,7 @@ def _same_changes(own: tuple[Effect, ...], rank: int, other: tuple[Effect, ...],
 
 
 def _steps(changes: tuple[Effect, ...]) -> list[Operation]:
-    """The operations, with several writes to one file as one write, because their number depends on the size."""
+    """The operations, with several writes to one file as one, because the number of writes depends on the size."""
     steps: list[Operation] = []
     for effect in changes:
         last = steps[-1] if steps else None
@@ -258,22 +259,22 @@ def _same_name(name: str, rank: int, other: str, its: int) -> bool:
 Combination = tuple[int, ...]  # the index of the position of each chain
 MOST = 50_000  # combinations of positions for one number of operations; if there are more, some are drawn
 COMBINATIONS = 500_000  # likewise, for all numbers of operations together
-WORK = 20_000_000  # to build one state, all operations are looked at: the most looks for all states together
+WORK = 20_000_000  # the most operations that are looked at to build all states; each state looks at all operations
 
 
 def most_of(recording: Recording) -> int:
-    """The most states of a recording that are built. A job that writes without a break could die in far more."""
+    """The most states of a recording that are built. Of a job that writes all the time, there could be far more."""
     return max(500, WORK // max(1, len(recording.operations)))
 
 
 @dataclass
 class CrashPoint:
-    """A class of moments that leave the same files, except that ranks may change places, and that a file may be written
-    to another length."""
+    """A class of moments that leave the same files. Interchangeable ranks may have changed places, and a file that is
+    being written may have another length."""
 
     positions: Combination
     seen: list[tuple[float, float]]  # (begin, end) in the recorded run, seconds of CLOCK_MONOTONIC
-    at: int | None  # if the recorded run had such a moment: the number of operations before it
+    at: int | None  # the number of operations before the moment; None: the recorded run had no such moment
 
 
 class CrashPoints:
@@ -296,7 +297,8 @@ class CrashPoints:
         self.classes = self._walk()
 
     def cut(self, positions: Combination) -> tuple[Cut, frozenset[int]]:
-        """The number of operations that each rank has done, and the writes that were done only in part."""
+        """The number of operations that each rank has done, and the numbers of the writes that were only partly
+        done."""
         chosen = [chain.positions[index] for chain, index in zip(self.chains, positions, strict=True)]
         halves = frozenset(position.half for position in chosen if position.half is not None)
         cut: dict[int | None, int] = {}
@@ -355,8 +357,8 @@ class CrashPoints:
         return sorted(found, key=lambda moment: (sum(moment.positions), moment.positions))
 
     def _all(self) -> Iterator[Combination]:
-        """All combinations of positions that can occur together. Of combinations that differ only by which rank is
-        which, only one."""
+        """All combinations of positions that can occur together. If combinations differ only by which of the
+        interchangeable ranks is where, there is only one of them."""
         level = {(0,) * len(self.chains)}
         levels = sum(len(chain.positions) for chain in self.chains)
         most = min(MOST, max(20, COMBINATIONS // max(1, levels)))
@@ -381,7 +383,7 @@ class CrashPoints:
         return [(index, self.chains[index].first(least)) for index, least in found]
 
     def _sorted(self, positions: Combination) -> Combination:
-        """The same with equal ranks in order: the rank that has got furthest comes first."""
+        """The same combination with interchangeable ranks in order: the one that has got furthest comes first."""
         found = list(positions)
         for group in self._groups:
             if len(group) > 1:
@@ -391,13 +393,13 @@ class CrashPoints:
         return tuple(found)
 
     def _key(self, positions: Combination) -> Combination:
-        """A key that is equal for combinations that leave equal files."""
+        """A key that is equal for combinations with equal files."""
         return self._sorted(
             tuple(chain.positions[index].files for chain, index in zip(self.chains, positions, strict=True))
         )
 
     def _orbit(self, positions: Combination) -> int:
-        """The number of combinations that differ from this one only by which rank is which."""
+        """The number of combinations that are the same but for the order of interchangeable ranks."""
         found = 1
         for group in self._groups:
             counts = Counter(positions[index] for index in group)
@@ -406,7 +408,7 @@ class CrashPoints:
 
 
 def _groups(all_: tuple[RankPositions, ...]) -> list[list[int]]:
-    """The indices of the chains, in groups of ranks that can change places."""
+    """The indices of the chains, in groups of interchangeable ranks."""
     groups: list[list[int]] = []
     for index, chain in enumerate(all_):
         group = next((group for group in groups if alike(all_[group[0]], chain, all_)), None)

@@ -58,12 +58,12 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import injector_of
 from torchaos.harness.running.engine.supervision import check_disk
 
-FOLDER = "again"  # in the folder of the first exploration
+FOLDER = "again"  # files in the folder of the first exploration
 
 
 class RecordedResume(Recorded):
-    """Records how the job resumes from the state `name` of the exploration in `first`, and goes on to its end. It has
-    the twins and the job's folder of that exploration. Raises UsageError if there is no such state."""
+    """Records a resume from the state `name` of the exploration in `first`, to the end of the job. The twins and the
+    job's folder are those of that exploration. Raises UsageError if there is no such state."""
 
     def __init__(self, plan: Plan, home: Path, tell: Callable[[str], None], first: Path, name: str) -> None:
         super().__init__(plan, home, tell)
@@ -101,8 +101,9 @@ def faults_of(plan: Plan) -> tuple[PlannedFault, ...]:
 
 
 def with_damage(choice: Choice, faults: Sequence[PlannedFault], root: Path) -> Choice:
-    """The choice, and each of its states again with each of the faults. `root`: the job's checkpoint folder, in which
-    the states are made to be damaged; it is removed in the end. A state without a complete checkpoint can't be hit."""
+    """The choice; and in addition, for each of the faults, each of its states after this fault has hit it. `root`: the
+    job's checkpoint folder, in which the states are made in order to be damaged; it is removed in the end. A state
+    without a complete checkpoint can't be hit."""
     more = [found for state in choice.states for fault in faults for found in _hit(state, fault, root)]
     shutil.rmtree(root, ignore_errors=True)
     names = ", ".join(fault.inject for fault in faults)
@@ -160,8 +161,9 @@ class Exploration:
         self, plan: Plan, home: Path, limits: Limits, reproduce: Sequence[str], tell: Callable[[str], None],
         on_outcome: Callable[[Outcome, int, int], None], recorded: Recorded | None = None,
     ) -> None:  # fmt: skip
-        """`tell`: shows a sentence. `on_outcome`: shows an outcome, with its number and the number of states.
-        `recorded`: the run whose deaths are explored, if it is not a run of the job from the beginning."""
+        """`tell`: a function that shows a sentence. `on_outcome`: a function that shows an outcome, with its number and
+        the number of states. `recorded`: the run whose deaths are explored; None: a run of the job from the beginning
+        is recorded."""
         self.plan, self.home, self.limits = plan, home, limits
         self._reproduce, self._tell, self._on_outcome = reproduce, tell, on_outcome
         self._recorded = recorded or Recorded(plan, home, tell)
@@ -188,7 +190,7 @@ class Exploration:
 
     def __call__(self) -> ExplorationSummary | None:
         """Explores, or continues an exploration. None if it was stopped before the run was recorded. Raises ChaosError
-        if the job can't be recorded, resumed or judged, and OSError."""
+        if the job can't be recorded, resumed or judged, OSError if files can't be read or written."""
         check_disk(self.home)
         recording = self._recorded()
         if recording is None or self._stopped:
@@ -228,7 +230,8 @@ class Exploration:
     def _try_all(
         self, runs: ResumeRuns, chain: ResumeChain, states: Sequence[State], done: dict[tuple[str, str], Outcome]
     ) -> str:
-        """Tries the states. Returns why some were not tried, or some failures not confirmed; empty if all were."""
+        """Tries the states. Returns why some states were not tried, or some failures not confirmed. Empty if nothing is
+        left to do."""
         numbers = {_key(state): number for number, state in enumerate(states, 1)}
         for state, attempt in _in_turn(chain, states, done):
             if why := self._over:
@@ -275,7 +278,7 @@ class Exploration:
 
     @staticmethod
     def _patience_s(recorded: Record) -> float:
-        """How many seconds a resume may be silent: a multiple of the longest silence of the recorded run."""
+        """The seconds for which a resume may be silent: a multiple of the longest silence of the recorded run."""
         times = [event.mono_s for event in recorded.events if event.rank is not None or event.kind is Kind.JOB_STARTED]
         longest = max((after - before for before, after in pairwise(times)), default=0.0)
         return _LEAST_PATIENCE_S + _PATIENCE * longest
@@ -284,10 +287,12 @@ class Exploration:
 def _in_turn(
     chain: ResumeChain, states: Sequence[State], done: Mapping[tuple[str, str], Outcome]
 ) -> Iterator[tuple[State, Callable[[], Outcome | None]]]:
-    """The states in the order in which they are tried, with what to try; some come again. A failure of forked ranks is
-    confirmed if a cold start fails too. Cold starts take much longer, so most come after all forked resumes. Only the
-    first failure of each class, and failures that may stand for many states, get a cold start at once. Failures that a
-    cold start of another state has already shown come last."""
+    """The states in the order in which they are tried, each with a function that tries it. Some states come twice: a
+    failure of forked ranks is confirmed if a cold start fails too.
+
+    Cold starts take much longer, so most of them come after all forked resumes. The first failure of each class, and
+    failures that may stand for many states, get theirs at once. Failures that a cold start of another state has already
+    shown come last."""
     by_key = {_key(state): state for state in states}
     asked = {one.kind for one in done.values() if not is_suspected(one)}  # classes with a cold start
 

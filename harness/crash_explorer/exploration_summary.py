@@ -22,13 +22,13 @@ from torchaos.harness.record.redaction import mask_env, mask_words
 from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
-_NEAR = 40  # operations before and after the death, whose files are named
+_NEAR = 40  # how many operations before and after the death; the files of these are named
 
 
 def files_of(state: State, recording: Recording) -> tuple[tuple[str, str], ...]:
-    """Each file that was about to change when the job died, and its state after the death in words. Paths are relative
-    to the checkpoint folder. Files of a folder that is not there are left out: the folder is said to be missing.
-    Missing objects of a store are named, because a store has no folders."""
+    """Each file that was about to change when the job died, with its state after the death in words. Paths are relative
+    to the checkpoint folder. If a folder is missing, only the folder is listed, not its files. In a store, which has no
+    folders, each missing object is listed."""
     last = state.last_operation.number if state.last_operation else -1
     numbers = {operation.number: place for place, operation in enumerate(recording.operations)}
     at = numbers.get(last, -1)
@@ -59,10 +59,10 @@ def _episode(operations: tuple[Operation, ...], at: int) -> tuple[Operation, ...
 
 
 def _wanted_sizes(episode: tuple[Operation, ...], last: int) -> Mapping[str, int]:
-    """By path: the size that each file had, or was about to get, when the job died. `last`: the number of the last
+    """The size that each file had, or was about to get, when the job died; by path. `last`: the number of the last
     operation before the death."""
     sizes: dict[str, int] = {}
-    done: set[str] = set()  # files that were closed after the death: later operations belong to another save
+    done: set[str] = set()  # files that were closed after the death; later operations on them belong to another save
     for operation in episode:
         path = operation.path
         if path in done:
@@ -102,8 +102,8 @@ NAME, STATE = "reproduce.sh", "state"
 
 
 def script_of(job: PlannedJob, now: RunDir, checkpoints: Path, outcome: Outcome) -> str:
-    """The script. It is for the folder that contains STATE. `now`, `checkpoints`: the folder in which the job ran, and
-    its checkpoint folder there; the files may contain this path."""
+    """The script that shows the failure, for the folder that contains STATE. `now`, `checkpoints`: the folder in which
+    the job ran, and its checkpoint folder there; the state's files may contain these paths."""
 
     def filled(text: str) -> str:
         """The text with `$run` in place of `{run}`."""
@@ -151,13 +151,13 @@ class ExplorationSummary:
         return sorted(found, key=lambda outcome: (is_suspected(outcome), outcome.operations, outcome.state))
 
     def unconfirmed(self, kind: OutcomeClass) -> int:
-        """How many states of a class only forked ranks have shown, and no cold start yet."""
+        """How many states of a class have failed only with forked ranks, without a cold start so far."""
         return sum(is_suspected(outcome) for outcome in self.of(kind))
 
     @property
     def smallest(self) -> Outcome | None:
-        """The failing state of the worst class that is confirmed, or else of the worst class; of several, the state
-        with the fewest operations before the death."""
+        """A failing state of the worst confirmed class or, if none is confirmed, of the worst class; of its states, the
+        one with the fewest operations before the death. None if no state fails."""
         worst = [self.of(kind)[0] for kind in OutcomeClass if kind.exit_code is ExitCode.FAILED and self.of(kind)]
         return min(worst, key=is_suspected, default=None)
 
@@ -170,7 +170,7 @@ class ExplorationSummary:
 
     @property
     def unconfirmed_fatal_s(self) -> float:
-        """The seconds of `fatal_s` of which no cold start has shown that a death is fatal."""
+        """The seconds of `fatal_s` that only forked ranks have shown, and no cold start."""
         return self.fatal_s - self._fatal_s(one for one in self.outcomes if not is_suspected(one))
 
     @staticmethod
@@ -194,7 +194,7 @@ class ExplorationSummary:
 
     @property
     def exit_code(self) -> ExitCode:
-        """Only confirmed failures make it failed; with others alone it is inconclusive."""
+        """Failed if a failure is confirmed; inconclusive if there are only failures that are not confirmed."""
         if any(one.kind.exit_code is ExitCode.FAILED and not is_suspected(one) for one in self.outcomes):
             return ExitCode.FAILED
         complete = {outcome.kind for outcome in self.outcomes} == {OutcomeClass.RIGHT} and not self.unfinished
@@ -202,8 +202,8 @@ class ExplorationSummary:
 
 
 def cases_of(found: ExplorationSummary) -> list[Case]:
-    """A case for each class of wrong outcomes, and a case for the right outcomes. What was not seen in an exploration
-    that was ended early did not pass: the states that were not tried may show it."""
+    """A case for each class of wrong outcomes, and a case for the right outcomes. If the exploration was ended early, a
+    class that was not seen is inconclusive: the states that were not tried may show it."""
     wanted = len(found.choice.states)
     if not found.outcomes:
         why = f": {found.unfinished}" if found.unfinished else ""
@@ -238,7 +238,7 @@ def cases_of(found: ExplorationSummary) -> list[Case]:
 
 
 def told(own: Sequence[Outcome]) -> str:
-    """How many states have these outcomes, and the simplest of them, by preference a confirmed one."""
+    """How many states have these outcomes, and the simplest of them; if possible, a confirmed one."""
     many = "1 state" if len(own) == 1 else f"{len(own)} states"
     unconfirmed = sum(map(is_suspected, own))
     some = "" if unconfirmed == len(own) else f"{unconfirmed} of them "

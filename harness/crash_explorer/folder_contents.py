@@ -48,15 +48,15 @@ class Content:
         return Content(max(self.size, new.end), tuple(sorted([*kept, new], key=lambda extent: extent.offset)))
 
     def truncated(self, size: int) -> Content:
-        """The file after ftruncate(2) to `size` bytes; it may grow."""
+        """The file after ftruncate(2) to `size` bytes, which may be more than before."""
         return Content(size, tuple(part for old in self.extents for part in _outside(old, size, max(size, old.end))))
 
     def zeroed(self, start: int, end: int) -> Content:
-        """The file with zeros from byte `start` to before byte `end`. Its size does not change."""
+        """The file with zeros in the bytes from `start` to `end` - 1. Its size does not change."""
         return Content(self.size, tuple(part for old in self.extents for part in _outside(old, start, end)))
 
     def between(self, start: int, end: int) -> list[Extent]:
-        """The pieces from byte `start` to before byte `end`."""
+        """The pieces of the bytes from `start` to `end` - 1."""
         parts = []
         for extent in self.extents:
             low, high = max(start, extent.offset), min(end, extent.end)
@@ -66,13 +66,13 @@ class Content:
 
     @cached_property
     def digest(self) -> str:
-        """A digest that is equal for files that were made of the same pieces."""
+        """A digest. Equal for files that were made of the same pieces."""
         parts = (f"{extent.offset},{extent.size},{extent.blob},{extent.start}" for extent in self.extents)
         return hashlib.sha256(";".join([str(self.size), *parts]).encode()).hexdigest()
 
 
 def _outside(extent: Extent, start: int, end: int) -> list[Extent]:
-    """The parts of the extent before byte `start` and from byte `end` on."""
+    """The parts of the extent before byte `start`, and from byte `end` on."""
     before = min(start, extent.end) - extent.offset
     skipped = max(end - extent.offset, 0)
     parts = []
@@ -93,7 +93,7 @@ class Tree:
 
     @cached_property
     def digest(self) -> str:
-        """A digest that is equal for trees whose files were made of the same pieces."""
+        """A digest. Equal for trees whose files were made of the same pieces."""
         lines = [f"f {path!r} {content.digest}" for path, content in sorted(self.files.items())]
         lines += [f"d {path!r}" for path in sorted(self.folders)]
         lines += [f"l {path!r} {to!r}" for path, to in sorted(self.links.items())]
@@ -121,7 +121,7 @@ class Tree:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that were written, without the zeros of holes."""
+        """The number of bytes in the extents of all files; holes do not count."""
         return sum(extent.size for content in self.files.values() for extent in content.extents)
 
 

@@ -59,8 +59,8 @@ def serve(sock: socket.socket) -> dict[str, Any] | None:
 
 
 class StoreProcess:
-    """A forked process with a store of torch.distributed. If rank 0 had the store, the other ranks would try to connect
-    before it is there, and torch tries again only half a second later."""
+    """A forked process with a store of torch.distributed. If rank 0 served the store, the other ranks would try to
+    connect too early, and torch would try again only half a second later."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -100,7 +100,7 @@ def _store_port() -> int:
 def _import(names: list[str]) -> dict[str, Any]:
     good, threads, cuda = 0, _threads(), _has_cuda()
     for name in names:
-        with contextlib.suppress(BaseException):  # the rank, which may import in another order, will see the error
+        with contextlib.suppress(BaseException):  # the rank, which may import in another order, will show the error
             importlib.import_module(name)
         threads, cuda = _threads(), _has_cuda()
         if threads > 1 or cuda:
@@ -160,9 +160,9 @@ def set_threads() -> None:
 
 
 def leave_at_once() -> None:
-    """The last work at exit of a rank: it skips the teardown of the interpreter. The teardown touches all memory that
-    the rank shares with its parent, which takes seconds for large libraries, and it may wait for threads that only the
-    parent has."""
+    """The last action of a rank at exit: skips the teardown of the interpreter. The teardown would touch all memory
+    that the rank shares with its parent, which takes seconds for large libraries. It might also wait for threads that
+    only the parent has."""
     if _rank is None:
         return
     for stream in (sys.stdout, sys.stderr):
@@ -174,12 +174,13 @@ def leave_at_once() -> None:
 
 def start_agent(folder: str) -> None:
     """Starts the agent as its sitecustomize would, although torch is imported already. The agent replaces functions of
-    torch. A module that imported such a function earlier (`from torch import save`) gets the replacement too."""
+    torch. If a module imported such a function earlier (`from torch import save`), the function is replaced there
+    too."""
     before = {name: dict(vars(module)) for name, module in list(sys.modules.items()) if _may_be_patched(name, module)}
     package = sys.modules[_AGENT] = types.ModuleType(_AGENT)
     package.__path__ = [folder]
     importlib.import_module(f"{_AGENT}.agent").start()
-    new = {}  # by id of the old function, which `before` keeps alive: its module, and the replacement
+    new = {}  # by id of the old function: its module, and the replacement. `before` keeps the old functions alive
     for name, was in before.items():
         now = vars(sys.modules[name])
         new.update({id(old): (name, now[key]) for key, old in was.items() if now.get(key, old) is not old})

@@ -1,5 +1,5 @@
-"""Resumes a job with forked ranks. It reads a rank's command from a live rank of a cold resume, asks the fork server
-for ranks, and does the part of torchrun's and the engine's work that a verdict needs."""
+"""Resumes a job with forked ranks: reads a rank's command from a live rank of a cold resume, asks the fork server for
+ranks, and does the part of torchrun's and the engine's work that a verdict needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RankCommand:
 
     python: str
     options: tuple[str, ...]  # options of the interpreter
-    module: str  # the module of `-m`; empty: it is a script
+    module: str  # the module after `-m`; empty: a script is run
     argv: tuple[str, ...]  # the script, or the module's name, and its arguments
     cwd: str
     env: Mapping[str, str]
@@ -60,8 +60,8 @@ class RankCommand:
         return int(self.env["RANK"])
 
     def again(self, port: int, served: bool, run_id: str, errors: Path, attempt: int) -> dict[str, str]:
-        """The environment of this rank in another resume. `port`: the port of the store; `served`: the store is already
-        there, so rank 0 does not serve it."""
+        """The environment of this rank in another resume. `port`: the port of the store. `served`: whether the store is
+        already there, so that rank 0 does not serve it."""
         return {
             **self.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": str(served), "TORCHELASTIC_RESTART_COUNT": "0",
@@ -108,7 +108,7 @@ class ForkServer:
 
     def imports(self, names: Sequence[str]) -> tuple[str, int]:
         """Imports the modules in the parent. Returns why ranks can't be forked afterwards, as a clause (empty if they
-        can), and how many of the modules could be imported before this reason arose."""
+        can), and how many of the modules were imported until then."""
         answer = self._ask({"do": "import", "names": list(names)})
         if answer["cuda"]:
             return "the imports made a CUDA context, which a forked process can't use", answer["good"]
@@ -118,15 +118,15 @@ class ForkServer:
         return "", answer["good"]
 
     def store(self) -> int:
-        """Starts a store of torch.distributed for the next ranks, and ends the store before. Returns its port; 0 if the
-        job's Python has no such store."""
+        """Ends the previous store, and starts a store of torch.distributed for the next ranks. Returns its port; 0 if
+        the job's Python has no such store."""
         return int(self._ask({"do": "store"})["port"])
 
     def fork(
         self, ranks: Sequence[RankCommand], envs: Sequence[Mapping[str, str]], log: Path, new_interpreters: bool = False
     ) -> list[int]:  # fmt: skip
-        """Forks the ranks. Returns their pids. `new_interpreters`: each rank is one, with nothing
-        imported."""
+        """Forks the ranks, and returns their pids. `new_interpreters`: each rank then becomes a new interpreter, with
+        nothing imported."""
         folder = str(Path(agent.__path__[0]).resolve().parent)
         asked = [
             {
@@ -180,8 +180,8 @@ class ForkedResume:
         starts: int = 2,
         new_interpreters: bool = False,
     ) -> None:
-        """`died_in_attempt`: the attempt before; `starts`: how often ranks are started as long as they fail;
-        `new_interpreters`: each rank is one."""
+        """`died_in_attempt`: the number of the attempt that died. `starts`: how often failing ranks are started, at
+        most. `new_interpreters`: whether each rank is a new interpreter."""
         self._starts, self._new_interpreters = starts, new_interpreters
         self._parent, self._ranks, self._run_id, self._folder = parent, ranks, run_id, folder
         self._stop_rule, self._patience_s = stop_rule, patience_s
@@ -195,8 +195,8 @@ class ForkedResume:
         self._stopped = True
 
     def __call__(self, is_untouched: Callable[[], bool] = lambda: False) -> bool:
-        """Runs the ranks until they have shown enough, or have ended. Ranks that fail are started again, `starts`
-        times in all, unless `is_untouched`: a further start would find the same files. Returns whether they hang.
+        """Runs the ranks until they have shown enough, or have ended. Returns whether they hang. Ranks that fail are
+        started again, at most `starts` times in all; not if `is_untouched`, because they would find the same files.
         Raises ChaosError if the parent is gone."""
         journal = self._journal = Journal(self._folder.events)
         try:
@@ -233,7 +233,7 @@ class ForkedResume:
             self._journal.emit(Kind.RANK_UP, {**up, **where}, rank=rank.number, attempt=attempt)
 
     def _family(self) -> dict[int, int]:
-        """The ranks and the processes that they have forked: start times by pid."""
+        """The start times, by pid, of the ranks and of the processes that they have forked."""
         return {pid: ticks for pid, ticks in processes.family(self._run_id).items() if pid != self._parent.pid}
 
     def _follow(self, submission: int) -> bool:

@@ -1,8 +1,8 @@
 """The effect of each operation of a recording, and the contents of the checkpoint folder that a death can leave. States
-with equal files are tried once. If there are too many states, a choice that covers the likely bugs is tried.
+with equal files are tried once. If there are too many states, a sample that covers the likely bugs is tried.
 
-Files and folders are numbers (nodes) instead of paths, so that an operation means the same in another order than the
-recorded one."""
+Files and folders are numbers (nodes) instead of paths, so that an operation means the same in any order of the
+operations."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torchaos.harness.crash_explorer.operations import Operation, OperationKind,
 
 @dataclass(frozen=True)
 class State:
-    """The contents of the folder that some deaths of the job leave, and these deaths."""
+    """One possible content of the folder after a death of the job, and the deaths that leave it."""
 
     name: str  # the same in each exploration of the same recording
-    model: str  # of death: `process death`, `node death`, or `power loss` and its persistence model
-    died_at_step: int | None  # the newest step that a rank was in at its last operation; None: unknown
+    model: str  # the model of death: `process death`, `node death`, or `power loss` and its persistence model
+    died_at_step: int | None  # the highest step in which a rank was at its last operation; None: unknown
     tree: Tree
     last_operation: Operation | None  # the last operation that changed the files, in the recorded order; None: none
     operations: int  # the number of operations before the death; a state with fewer is simpler
@@ -32,13 +32,13 @@ class State:
     linked: frozenset[str] = field(default=frozenset(), compare=False, repr=False)  # see Blobs.make_tree
     moments: tuple[tuple[float, float], ...] = ()  # (begin, end) of deaths in the recorded run that leave this state,
     # seconds of CLOCK_MONOTONIC. Empty: only possible if the ranks' operations come in another order than recorded.
-    lost: tuple[Operation, ...] = ()  # in a loss of power: operations whose changes are missing, wholly or in part
-    done: Mapping[int | None, int] | None = None  # operations done by each rank; None: all up to the last
-    damage: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)  # events of a fault that hit the files
+    lost: tuple[Operation, ...] = ()  # after a loss of power: operations whose changes are missing, wholly or in part
+    done: Mapping[int | None, int] | None = None  # operations done by each rank; None: all up to `last_operation`
+    damage: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)  # the events of a fault that hit the files
 
     @property
     def digest(self) -> str:
-        """A digest that is equal for states with equal files."""
+        """A digest. Equal for states with equal files."""
         return self.tree.digest
 
     def write_to(self, folder: Path) -> None:
@@ -58,10 +58,11 @@ def joined(times: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
 
 
 class StateSet:
-    """Gathers the states of one model of death. Equal files are one state: the first, with the moments of all."""
+    """Gathers the states of one model of death. Deaths that leave equal files become one state: the first, with the
+    moments of all."""
 
     def __init__(self, recording: Recording, model: str, name: str) -> None:
-        """`name`: how the names of the states begin."""
+        """`name`: the beginning of the names of the states."""
         self._recording, self._model, self._name = recording, model, name
         self._found: dict[str, tuple[State, list[tuple[float, float]]]] = {}
 
@@ -69,7 +70,7 @@ class StateSet:
         self, tree: Tree, operations: Sequence[Operation], moments: Iterable[tuple[float, float]],
         lost: tuple[Operation, ...] = (), done: Cut | None = None,
     ) -> None:  # fmt: skip
-        """`operations`: those before the death, in the recorded order."""
+        """Adds a state. `operations`: the operations before the death, in the recorded order."""
         if tree.digest not in self._found:
             steps = [operation.step for operation in operations if operation.step is not None]
             state = State(
@@ -89,8 +90,7 @@ Feature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The states to try. `equal`: for each of them, all states with the same files, of any model, beginning with the
-    state itself."""
+    """The states to try. `equal`: for each of them, all states with the same files, of any model, itself first."""
 
     equal: tuple[tuple[State, ...], ...]
     there_are: int  # the number of states with different files
@@ -111,8 +111,8 @@ class Chosen:
 
 
 def choose(states: Iterable[State], most: int | None = None, seed: int = 0) -> Chosen:
-    """At most `most` states with different files, the simplest first. States of moments that the recorded run had come
-    before states that are only possible. The seed reproduces the choice."""
+    """At most `most` states with different files, the simplest first. States of moments of the recorded run come before
+    states that only another order of the ranks can leave. The seed reproduces the choice."""
     groups: dict[str, list[State]] = {}
     for state in states:
         groups.setdefault(state.digest, []).append(state)
@@ -124,8 +124,8 @@ def choose(states: Iterable[State], most: int | None = None, seed: int = 0) -> C
 
 
 def _covering(found: Sequence[list[State]], most: int, draw: random.Random) -> list[list[State]]:
-    """The states in groups, each in random order: states that cover each operation as the last operation before the
-    death, then each loss, then each pair of changes in the wrong order, then all others."""
+    """The states in groups, each in random order: first states with each operation as the last before the death; then
+    with each loss; then with each pair of changes in the wrong order; then all others."""
     order = sorted(range(len(found)), key=lambda index: (not found[index][0].moments, draw.random()))
     features = {index: {each for state in found[index] for each in _features(state)} for index in order}
     kept: dict[int, None] = {}
@@ -223,7 +223,7 @@ class FilesystemModel:
         return self._first.get(node, Content())
 
     def content(self, node: int, done: int) -> Content:
-        """The content of the file after the first `done` of its changes."""
+        """The content of the file after the first `done` of the changes to it."""
         key = (node, done)
         if key not in self._contents:
             low = done - 1
@@ -257,10 +257,10 @@ class FilesystemModel:
         return self.index[operation.number] < cut.get(operation.rank, 0)
 
     def done(self, node: int, cut: Cut) -> list[Effect]:
-        """The changes of a file's data before this cut."""
+        """The changes of a file's data that are done at this cut."""
         changes = self.changes.get(node, [])
         by = self._by[node] if changes else None
-        if by is None:  # no rank, or several ranks
+        if by is None:  # by no rank, or by several ranks
             return [change for change in changes if self.has(cut, change.operation)]
         return changes[: bisect_left(self._indices[node], cut.get(by[0], 0))]
 
@@ -270,7 +270,7 @@ class FilesystemModel:
         return changed(content, [part(change) for change in torn])
 
     def made(self, structure: Iterable[Effect], content: Callable[[int], Content]) -> Tree:
-        """The tree of these changes of names, with the given contents of files."""
+        """The tree after these changes of names. `content`: a function that returns the content of a file."""
         entries = dict(self.base)
         for effect in structure:
             for folder, name, node in effect.entries:
@@ -292,7 +292,8 @@ class FilesystemModel:
         return Tree(files, frozenset(folders), links)
 
     def _paths(self, entries: Mapping[tuple[int, str], int]) -> Iterator[tuple[str, int]]:
-        """The path and the number of everything that can be reached from the root, a folder before what is in it."""
+        """The path and the number of each node that can be reached from the root. A folder comes before its
+        contents."""
         inside: dict[int, list[tuple[str, int]]] = {}
         for (folder, name), node in entries.items():
             inside.setdefault(folder, []).append((name, node))
@@ -323,8 +324,8 @@ class FilesystemModel:
         self._entries[self._place(path)] = node
 
     def _place(self, path: str) -> tuple[int, str]:
-        """The folder and the name of a path. If the recorder has missed the folder, the root. In a store, the name is
-        the whole key."""
+        """The folder and the name of a path. If the recorder has missed the folder, the folder is the root. In a store,
+        the name is the whole key."""
         if self._stored:
             return ROOT, path
         *above, name = path.split("/")
@@ -366,7 +367,8 @@ class FilesystemModel:
         return replace(made, needs=frozenset(other.number for other in seen if other.rank != operation.rank))
 
     def _made_by(self, operation: Operation, place: tuple[int, str] | None, there: int | None) -> Effect:
-        """The effect, without what it needs. `there`: the file or folder at `place`, or the open file."""
+        """The effect of an operation, without what it needs. `there`: the file or folder at `place`, or the open
+        file."""
         kind = operation.kind
         if kind is OperationKind.CREATE and there is not None and self._kinds[there] == "file":
             return Effect(operation, there, size=0)
@@ -379,7 +381,7 @@ class FilesystemModel:
             extents = (Extent(0, operation.size, operation.blob),) if operation.size else ()
             self._first[node] = Content(operation.size, extents)
             return Effect(operation, node, ((ROOT, operation.path, node),))
-        if kind is OperationKind.UNLINK and self._stored:  # also if it is not there: in another order it may be
+        if kind is OperationKind.UNLINK and self._stored:  # also if it does not exist here: in another order it may
             return Effect(operation, there, ((ROOT, operation.path, None),))
         if kind is OperationKind.WRITE and operation.blob is not None:
             return Effect(operation, there, extent=Extent(operation.offset, operation.size, operation.blob))
@@ -396,13 +398,13 @@ class FilesystemModel:
         return Effect(operation, there, ((*place, None), (*to, there)) if to != place else (), replaces=replaces)
 
     def _inside(self, node: int) -> list[Operation]:
-        """The last change of each entry below a folder: the folder is renamed or removed with these entries."""
+        """The last change of each entry below a folder. When the folder is renamed or removed, these come first."""
         found = [by for (folder, _name), by in self._changed.items() if folder == node]
         below = [child for (folder, _name), child in self._entries.items() if folder == node]
         return found + [by for child in below if self._kinds[child] == "folder" for by in self._inside(child)]
 
     def _overlapping(self, operation: Operation, node: int, extent: Extent | None) -> list[Operation]:
-        """The last changes of the same bytes by other ranks; the recorded order of such changes is kept."""
+        """The last changes of the same bytes by other ranks. Such changes keep their recorded order."""
         start, end = (extent.offset, extent.end) if extent else (operation.size, 1 << 63)
         written = self._written.setdefault(node, {})
         others = [each for rank, made in written.items() if rank != operation.rank for each in made]
@@ -411,7 +413,7 @@ class FilesystemModel:
 
 
 def _only(ranks: set[int | None]) -> tuple[int | None] | None:
-    """The rank, if there is only one."""
+    """The rank in a tuple, if there is only one. Otherwise None."""
     return (ranks.pop(),) if len(ranks) == 1 else None
 
 

@@ -1,4 +1,4 @@
-"""Serves the checkpoint folder over itself by FUSE while a job runs, by a server that notes what processes do there. As
+"""While a job runs, covers the checkpoint folder with a FUSE file system whose server notes what processes do there. As
 with a storage fault, the undo of the mount is written to disk first: if any process dies, the reaper unmounts, and the
 files stay.
 
@@ -35,7 +35,7 @@ from torchaos.harness.running import capabilities
 _SERVERS = f"{__package__}.fuse_servers"
 MOUNT_S = 60.0  # seconds
 _END_S = 60.0  # seconds for which processes may keep files open after the end of the job
-_QUIET_S = 1.0  # seconds without an operation, after which the server may be asked to end
+_QUIET_S = 1.0  # seconds without an operation before the server may be asked to end
 _LOOK_S = 0.05
 _ON = b"on\n"
 
@@ -44,7 +44,7 @@ class FuseMount:
     """Covers `folder`, which is made if it does not exist, in a `with` block. `home`: the folder for files of the
     server and of the undo."""
 
-    server: ClassVar[str]  # its kind, see fuse_servers.py; it waits for its permit
+    server: ClassVar[str]  # the kind of the server, see fuse_servers.py; the server waits for its permit
     notes: ClassVar[tuple[str, ...]]  # the files that the server writes in `home`; the first grows with each operation
 
     def __init__(self, folder: Path, home: Path) -> None:
@@ -74,7 +74,8 @@ class FuseMount:
         self._stack.close()
 
     def start(self) -> None:
-        """Starts the server, which does nothing yet. This may come long before the `with` block, to save its time."""
+        """Starts the server. To save time, this may be done long before the `with` block. The server does nothing until
+        then."""
         if self._server:
             return
         self.home.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ class FuseMount:
         return self._server is not None and self._server.poll() is None
 
     def give_up(self) -> None:
-        """Ends a server that was started, and is not needed."""
+        """Ends a server that was started but is not needed."""
         if self._server and self._server.stdin:
             self._server.stdin.close()  # without a permit
             self._server.wait()
@@ -138,9 +139,9 @@ class FuseMount:
             self.left.append(str(error))
 
     def _stop_server(self) -> None:
-        """Waits for the server's last line. The server ends by itself when the folder is unmounted and no file is open.
-        A mount namespace that another program made meanwhile also keeps the server alive. So the server is asked to end
-        if no process has a file open and nothing is written any more."""
+        """Waits for the server's last line. The server ends by itself when the folder is unmounted and no file is open;
+        but a mount namespace that another program made meanwhile keeps it alive. So the server is asked to end if no
+        process has a file open and nothing more is written."""
         if self._server is None:
             return
         at_first = written = self._written()
@@ -168,8 +169,8 @@ class FuseMount:
         return path.stat().st_size if path.exists() else 0
 
     def _end_server(self) -> int:
-        """Asks the server to end although the mount is still in use, for example by a mount namespace that was made
-        meanwhile. Returns 0, or the exit code if it had to be killed."""
+        """Asks the server to end although the mount is still in use, for example by another mount namespace. Returns 0,
+        or the exit code if the server had to be killed."""
         assert self._server is not None
         self._server.terminate()
         try:
@@ -231,8 +232,9 @@ class ReadTracer(FuseMount):
     notes = ("looks",)
 
     def until(self, end_s: float) -> ReadSet | None:
-        """The questions before `end_s` (CLOCK_MONOTONIC), after the `with` block. None if not all are known, or if none
-        was about the contents: then the failure does not come from the folder."""
+        """The questions before `end_s` (CLOCK_MONOTONIC); to be called after the `with` block. None if not all
+        questions are known, or if none was about the folder's contents: then the failure does not come from the
+        folder."""
         lines = (self.home / "looks").read_text().splitlines() if not self.failed else ()
         found = ReadSet.from_json((ask, path) for at_s, ask, path in map(json.loads, lines) if at_s < end_s)
         return found if found.asked - {(Query.IS, "")} else None
@@ -240,17 +242,17 @@ class ReadTracer(FuseMount):
 
 class ReadTracers:
     """Gives a ReadTracer to each of many resumes, one after the other. To save time, they share a reaper, and the
-    server of the next resume is started while the present one, which has ended, is judged."""
+    server for the next resume is started while the last resume is judged."""
 
     def __init__(self, home: Path) -> None:
-        """`home`: a folder for files of the servers; it is removed in the end, unless a mount is left."""
+        """`home`: a folder for files of the servers. It is removed in the end, unless something is still mounted."""
         self._home, self._count = home, 0
         self._reaper: ReaperClient | None = None
         self._next: ReadTracer | None = None
         shutil.rmtree(home, ignore_errors=True)
 
     def tracer(self, folder: Path) -> ReadTracer:
-        """The tracer for the next resume, which has this checkpoint folder."""
+        """The tracer for the next resume. `folder`: its checkpoint folder."""
         found, self._next = self._next, None
         if not (found and found.is_ready):
             found = self._new(folder)
@@ -258,7 +260,7 @@ class ReadTracers:
         return found
 
     def prepare(self, folder: Path) -> None:
-        """Starts the server of the next resume, which has the same folder."""
+        """Starts the server for the next resume in the same folder."""
         self._next = self._new(folder)
         self._next.start()
 
@@ -286,7 +288,7 @@ class ReadTracers:
 
 
 class TracedResume:
-    """A `with` block around a resume. The questions of the resume are noted only if `tracers` is given."""
+    """A `with` block around a resume. Without `tracers`, the questions of the resume are not noted."""
 
     def __init__(self, folder: Path, tracers: ReadTracers | None) -> None:
         self._folder, self._tracers = folder, tracers
@@ -311,7 +313,8 @@ class TracedResume:
         return self._tracer.failed if self._tracer else ""
 
     def before_inventory(self, record: Record) -> ReadSet | None:
-        """The questions of the job, without those of the harness, which reads the checkpoints after the job's end."""
+        """The questions of the job. Those of the harness, which reads the checkpoints after the job's end, are left
+        out."""
         if self._tracer is None:
             return None
         stages = record.of_kind(Kind.STAGE)

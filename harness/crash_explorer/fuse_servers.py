@@ -2,18 +2,18 @@
 
     python -m torchaos.harness.crash_explorer.fuse_servers KIND FOLDER SOURCE SWITCH HOME
 
-The server is that of the storage faults, without a fault. It sees every write of every library and language. It sees
-writes to a mapped file (mmap) only when the kernel writes them back, which is later than the job made them.
+The server is that of the storage faults, without a fault. It sees every write of every library and language. Writes to
+a mapped file (mmap) are seen only when the kernel writes them back, which is later than the job made them.
 
 KIND is `recording` or `looks`. With `recording`, HOME gets the recording (recording_log.py) of what each process does
 to the folder; an operation is noted when it ends.
 
 With `looks`, HOME gets the file `looks`: a line for each question that a resume asked of the folder for the first time,
-with the time. The folder was just covered, so the kernel has nothing of it in its cache, and asks the server. Questions
-about paths that the resume itself has made or removed are not noted: the answer is the same from each state that gave
-the same answers before. The kernel looks up each path before it opens, removes or renames it, and the server sees the
-same call as for a stat. So a lookup just before a change by the same thread only asks what is there, and not its size:
-the old bytes of a file that is written anew make no difference."""
+with the time. The folder was just covered, so the kernel's cache has nothing of it, and the kernel asks the server.
+Questions about paths that the resume itself has made or removed are not noted: the answer is the same from each state
+that gave the same answers before. Before the kernel opens, removes or renames a path, it looks the path up, and the
+server sees the same call as for a stat. So if the same thread changes the path just afterwards, the lookup counts only
+as the question what is there, not how large it is: the old bytes of a file that is written anew make no difference."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from torchaos.harness.fault_drivers.storage_faults import Rules
 from torchaos.harness.fault_drivers.storage_fs import FaultyFs, FaultyOperations, serve
 from torchaos.harness.rollback.file_handles import Mount
 
-_HIDDEN = ".fuse_hidden"  # libfuse renames a file to such a name if it is removed while it is open
+_HIDDEN = ".fuse_hidden"  # libfuse gives such a name to a file that is removed while it is open
 
 
 class RecordingFs(FaultyFs):
-    """Serves the folder and records the operations. A change and its line are written together, so the order of lines
-    is the order of changes. Only a sync may take time; its line says which changes it covers."""
+    """Serves the folder and records the operations. A change and its line are written under one lock, so the order of
+    lines is the order of changes. Only a sync may take time; its line says which changes it covers."""
 
     def __init__(self, folder: str, spoil: FaultyOperations, mount: Mount, home: Path) -> None:
         super().__init__(folder, spoil, mount)
@@ -106,7 +106,7 @@ class RecordingFs(FaultyFs):
         return done
 
     def flush(self, path: str, fh: int) -> int:
-        """Records the close of a file. FUSE calls it at each close(2), also of a copy of the file handle."""
+        """Records the close of a file. FUSE calls this at each close(2), also of a copy of the file handle."""
         with self._lock:
             if fh in self._by_handle:
                 self._note(OperationKind.CLOSE, path, time.monotonic(), fh)
@@ -152,7 +152,7 @@ class RecordingFs(FaultyFs):
 
     def _opened(self, handle: int, new: bool) -> None:
         inode = os.fstat(handle).st_ino
-        if new or inode not in self._by_inode:  # an inode may be used again for a new file
+        if new or inode not in self._by_inode:  # a new file may get the inode number of a removed file
             self._by_inode[inode] = next(self._files)
         self._by_handle[handle] = (self._by_inode[inode], mfusepy.fuse_get_context()[2])
 
@@ -166,10 +166,10 @@ class RecordingFs(FaultyFs):
         self, kind: OperationKind, path: str, began: float, handle: int | None = None, *, file: int | None = None,
         **more: object,
     ) -> None:  # fmt: skip
-        """Must be called with the lock."""
+        """Writes the line of an operation. The caller must hold the lock."""
         tid = mfusepy.fuse_get_context()[2]
         known, opener = self._by_handle.get(handle or 0, (file, tid))
-        by = tid or opener  # no thread is named when the kernel writes a mapped file back
+        by = tid or opener  # the kernel names no thread when it writes a mapped file back
         self._notes.add(kind, _name_of(path), began, time.monotonic(), tid, by, file=known, **more)
 
     def destroy(self, path: str) -> None:
@@ -289,7 +289,7 @@ class ReadTraceFs(FaultyFs):
         return super().readlink(path)
 
     def destroy(self, path: str) -> None:
-        """Notes the last lookups, which no change followed. FUSE calls it when the folder is unmounted."""
+        """Notes the last lookups, which were followed by no change. FUSE calls this when the folder is unmounted."""
         with self._lock:
             for clearing in self._clearing.values():
                 self._write(clearing.end())

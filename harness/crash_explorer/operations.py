@@ -1,17 +1,17 @@
 """The operations of a run on a folder, in order; the step and phase of each; and the pairs of operations of different
-ranks that can't change their order, because ranks wait for each other in collectives.
+ranks whose order is fixed, because ranks wait for each other in collectives.
 
 On one machine, the agent and the recorder read the same clock, CLOCK_MONOTONIC; times of other nodes are corrected by
 the journal. An operation belongs to the step after the last step that its rank had finished.
 
 An operation comes before a collective if it had ended when its rank began the collective, and after the collective if
-its rank had begun the collective. Some collectives do not wait (asynchronous collectives, and a broadcast for its
-root), but are treated as if they did. So some possible moments are not tried. No impossible moment is tried, unless
-ranks wait for each other in other ways than collectives.
+it began when its rank had already begun the collective. Some collectives do not wait (asynchronous collectives, and a
+broadcast for its root), but are treated as if they did. So some possible moments are not tried. No impossible moment is
+tried, unless ranks wait for each other in other ways than collectives.
 
-A background thread that runs collectives of its own (an asynchronous save) is ordered by these collectives, and by
-everything that began before the thread did anything. All other threads are ordered by all collectives of their rank.
-"""
+If a background thread runs collectives of its own (an asynchronous save), its operations are ordered by these
+collectives, and by everything that began before the thread did anything. All other threads are ordered by all
+collectives of their rank."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Recording:
     before: frozenset[tuple[int, int]]  # (a, b): a ends before b can begin; only pairs of different ranks
     base: Tree  # the contents of the folder before the first operation
     blobs: Blobs = field(compare=False, repr=False)
-    began_s: float = 0.0  # CLOCK_MONOTONIC, seconds: begin of the job if known, otherwise of the recorder
+    began_s: float = 0.0  # seconds of CLOCK_MONOTONIC: when the job began or, if that is not known, the recorder
     ended_s: float = 0.0
     unsure: tuple[str, ...] = ()  # sentences about what the recorder could not see
     stored: bool = False  # the files are the objects of a store, which has no folders
@@ -117,8 +117,8 @@ class Recording:
 
     @cached_property
     def kept_as_made(self) -> frozenset[str]:
-        """The paths of files that, as far as was seen, did not change after they were first closed. None of a store:
-        the objects of each state have their own times."""
+        """The paths of files that did not change after they were first closed, as far as was seen. Empty for a store:
+        there, each state gives its objects their own times."""
         if self.stored:
             return frozenset()
         paths = {path for operation in self.operations for path in (operation.path, operation.to) if path}
@@ -179,7 +179,7 @@ def _tree_of_json(raw: dict[str, dict[str, tuple[int, Iterable[tuple[int, int, s
 
 def with_steps(operations: Sequence[Operation], events: Iterable[Event]) -> tuple[Operation, ...]:
     """The operations with their steps, counted from 1 in each attempt. Operations during a save of their rank get the
-    phase `checkpoint_write`. An operation of a rank without events is returned unchanged."""
+    phase `checkpoint_write`. Operations of a rank without events are unchanged."""
     steps: dict[int, list[tuple[float, int]]] = {}
     saves: dict[int, list[tuple[float, int]]] = {}
     for event in events:
@@ -218,8 +218,9 @@ class Writer:
 
 
 class Writers:
-    """Finds the process and the rank of a thread. From a rank's first operation on, its collectives are copied from the
-    agent's stamps to the file `to`, before the stamps wrap around. `plans` gets the path of each agent's plan."""
+    """Finds the process and the rank of a thread. From a rank's first operation on, copies its collectives from the
+    agent's stamps to the file `to`, before newer stamps replace them. Writes the path of each agent's plan to
+    `plans`."""
 
     def __init__(self, to: Path, plans: Path) -> None:
         self._to = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -295,7 +296,8 @@ _UNKNOWN = (
 def order(
     operations: Sequence[Operation], stamps: Sequence[Stamp]
 ) -> tuple[frozenset[tuple[int, int]], tuple[str, ...]]:
-    """Pairs (a, b) of numbers of operations: a ends before b can begin; and sentences about what is not known."""
+    """The order between ranks: pairs (a, b) of numbers of operations, where a ends before b can begin; and sentences
+    about what is not known."""
     if len({operation.rank for operation in operations}) < 2:
         return frozenset(), ()
     by_pid: dict[int, list[Stamp]] = {}
@@ -309,8 +311,8 @@ def order(
 
 
 def _as_seen(operations: Sequence[Operation], unknown: Mapping[int, object]) -> set[tuple[int, int]]:
-    """Pairs of operations, the earlier first, of which one is of these processes and the other of another rank. With
-    these, the operations of the processes keep their recorded places among all others."""
+    """For processes whose order is `unknown`: pairs of operations, the earlier first, of which one is theirs and the
+    other is of another rank. These pairs keep their operations at the recorded places among all others."""
     pairs = set()
     for way in (operations, operations[::-1]):
         last: dict[int | None, int] = {}
@@ -331,7 +333,7 @@ def _waits(operations: Sequence[Operation], stamps: Mapping[int, Sequence[Stamp]
             same = (stamp.attempt, stamp.group, stamp.seq)
             before = max((thread.before(stamp) for thread in threads), default=-1)
             after = min((thread.after(stamp) for thread in threads), default=len(operations))
-            if before >= 0 and stamp.op != "recv":  # nobody waits for the one who receives
+            if before >= 0 and stamp.op != "recv":  # nobody waits for a receiver
                 last.setdefault(same, []).append((stamp.rank, before))
             if after < len(operations) and stamp.op != "send":
                 first.setdefault(same, []).append((stamp.rank, after))
@@ -346,15 +348,15 @@ def _waits(operations: Sequence[Operation], stamps: Mapping[int, Sequence[Stamp]
 
 @dataclass(frozen=True)
 class _Threads:
-    """The operations of a background thread that runs collectives of its own, or of all other threads of its rank."""
+    """The operations of one background thread that runs collectives of its own, or of all other threads of its rank."""
 
     own: int  # the number of the thread; 0: all other threads
     began_s: float
     ended_s: float
     ends: list[float]  # in order
-    lasts: list[int]  # the highest number of an operation that had ended by each of these times
+    lasts: list[int]  # index as in the ends above: the highest number of an operation that had ended by then
     begins: list[float]  # in order
-    firsts: list[int]  # the lowest number of an operation that began at or after each of these times
+    firsts: list[int]  # index as in the begins above: the lowest number of an operation that began then or later
 
     @classmethod
     def of(cls, operations: Sequence[Operation], stamps: Sequence[Stamp]) -> list[_Threads]:
@@ -385,14 +387,14 @@ class _Threads:
         )
 
     def before(self, stamp: Stamp) -> int:
-        """The last operation that had ended when the collective began; -1: none that the collective orders."""
+        """The last operation that had ended when the collective began; -1 if the collective orders none."""
         if self.own not in (0, stamp.thread) and self.ended_s > stamp.start_mono_s:
             return -1
         index = bisect_right(self.ends, stamp.start_mono_s)
         return self.lasts[index - 1] if index else -1
 
     def after(self, stamp: Stamp) -> int:
-        """The first operation that began after the collective; a large number: none that the collective orders."""
+        """The first operation that began after the collective; a very large number if the collective orders none."""
         if self.own not in (0, stamp.thread) and self.began_s < stamp.start_mono_s:
             return 1 << 62
         index = bisect_left(self.begins, stamp.start_mono_s)

@@ -55,11 +55,11 @@ class Persistence(str, Enum):
 
 @dataclass(frozen=True)
 class PossiblyLost:
-    """The effects that may be missing after a loss of power, out of all effects before it."""
+    """The effects that may be missing after a loss of power."""
 
-    names: tuple[Effect, ...]  # changes of names that may be missing; in a journal also truncations
+    names: tuple[Effect, ...]  # changes of names that may be missing; with a journal also truncations
     in_order: bool  # if a change in `names` is missing, all later changes are missing too
-    data: dict[int, int]  # by file: how many of its changes are safe, if some are not
+    data: dict[int, int]  # by file: how many of its first changes are safe; only files with unsafe changes
     bound: tuple[
         tuple[int, int, int], ...
     ]  # (number, file, changes): if a change of names from this number on is kept,
@@ -82,7 +82,7 @@ def possibly_lost(persistence: Persistence, effects: Sequence[Effect]) -> Possib
 
 
 def _unsynced(effects: Sequence[Effect], syncs: Sequence[OperationKind]) -> dict[int, int]:
-    """By file: how many of its changes are safe. Only files with unsafe changes."""
+    """By file: how many of its first changes are safe. Only files with unsafe changes."""
     numbers: dict[int, list[int]] = {}
     safe: dict[int, int] = {}
     for effect in effects:
@@ -98,7 +98,7 @@ def _unsynced(effects: Sequence[Effect], syncs: Sequence[OperationKind]) -> dict
 
 
 def _names(effects: Sequence[Effect]) -> tuple[Effect, ...]:
-    """The changes of names after which their folders were not synced."""
+    """The changes of names whose folders were not synced afterwards."""
     pending: list[tuple[Effect, set[int]]] = []
     for effect in effects:
         operation = effect.operation
@@ -156,9 +156,9 @@ def _is_about(name: Effect, node: int) -> bool:
     return name.node == node or any(folder == node for folder, _name, _node in name.entries)
 
 
-FEW = 64  # at most this many combinations are all built
+FEW = 64  # up to this number, all combinations are built
 UNSEEN = 100  # classes of moments
-TREES = 20  # for each moment, about so many trees are built
+TREES = 20  # about the number of trees that are built for each moment
 RECENT = 8  # the number of latest changes that are lost one by one; earlier changes are only lost together
 _PAGE, _SECTOR = 4096, 512  # bytes
 
@@ -172,8 +172,8 @@ class Loss:
 
 
 def states(recording: Recording, persistence: Persistence = Persistence.STRICT) -> Iterator[State]:
-    """The states that a loss of power can leave, with this promise of the file system. Moments that need another order
-    of the ranks than the recorded one are examined only without a loss, if they have more than `UNSEEN` classes."""
+    """The states that a loss of power can leave, with this promise of the file system. If moments that need another
+    order of the ranks than the recorded one have more than `UNSEEN` classes, they are examined without losses."""
     return states_at(CrashPoints(recording), persistence)
 
 
@@ -190,7 +190,7 @@ def states_at(points: CrashPoints, persistence: Persistence) -> Iterator[State]:
 
 
 def examines_all(points: CrashPoints) -> bool:
-    """Whether losses are examined at every moment of `points`, except between two writes to one file."""
+    """Whether losses are examined at every moment of `points`, except at those between two writes to one file."""
     return _every(points) == 1 and len(points.classes) <= UNSEEN
 
 
@@ -214,8 +214,8 @@ def left(
 
 
 def _moments(points: CrashPoints) -> Iterator[tuple[Sequence[Effect], list[tuple[float, float]], bool]]:
-    """Yields the effects before each moment, (begin, end) of its times, and whether to examine losses. Between two
-    writes to one file, losses are not examined."""
+    """Yields, for each moment: the effects before it, (begin, end) of its times, and whether to examine losses. Losses
+    are not examined between two writes to one file."""
     operations, since = points.recording.operations, points.recording.began_s
     every = _every(points)
     for done in range(len(operations) + 1):
@@ -236,7 +236,7 @@ def _moments(points: CrashPoints) -> Iterator[tuple[Sequence[Effect], list[tuple
 
 
 def _every(points: CrashPoints) -> int:
-    """The number of operations after which losses are examined again: more than 1 if there are too many moments."""
+    """Losses are examined after every so many operations: more than 1 if there are too many moments."""
     return 1 + TREES * len(points.recording.operations) // most_of(points.recording)
 
 
@@ -282,7 +282,7 @@ def _left_of(
     lost: frozenset[int],
     persistence: Persistence,
 ) -> list[Loss]:
-    """The contents of a file that can be left besides the complete file, the least complete first."""
+    """The contents of a file that can be left, without the complete file; the least complete first."""
     stops = [index for index, change in enumerate(done) if change.operation.number in lost]
     if stops:  # the truncation is not in the journal, so the file is as before it
         before = done[: stops[0]]

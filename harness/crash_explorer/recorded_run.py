@@ -89,7 +89,7 @@ def read(
 
 
 def _shared(operations: Sequence[Operation]) -> Iterator[str]:
-    """A sentence for each object that several ranks changed: it is chance which of them changed it last."""
+    """A sentence for each object that several ranks changed: it is chance which rank changed it last."""
     ranks = defaultdict[str, set[int | None]](set)
     for operation in operations:
         ranks[operation.path].add(operation.rank)
@@ -130,7 +130,7 @@ def check(plan: Plan, now: RunDir) -> None:
 
 
 class Recorded(Stoppable):
-    """Records the job once, in the folder `now`, in which it is resumed later. Parts that exist already are not made
+    """Records the job once, in the folder `now`, where it is resumed later too. Parts that exist already are not made
     again."""
 
     def __init__(self, plan: Plan, home: Path, tell: Callable[[str], None]) -> None:

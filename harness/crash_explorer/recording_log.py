@@ -1,15 +1,14 @@
-"""The code that all servers of the checkpoint folder use. A server is started for each resume and must start quickly,
-so this module imports little.
+"""What the servers of the checkpoint folder share. A server is started for each resume and must start quickly, so this
+module imports little.
 
-A server needs a permit before it covers the folder: the undo of its mount must be on disk first. A server whose
-harness has died gets none. While a job runs, a recording is written to the files `operations` (a line for each
-operation), the bytes in `blobs/`, `collectives` and `plans` (operations.py), and `doubts`; recorded_run.py reads them
-afterwards.
+A server needs a permit before it covers the folder: the undo of its mount must be on disk first. A server whose harness
+has died gets no permit. While a job runs, a recording is written to the files `operations` (a line for each operation),
+the bytes in `blobs/`, `collectives` and `plans` (operations.py), and `doubts`; recorded_run.py reads them afterwards.
 
-The server of a resume notes the questions about a path that a job asks. If a thread lists a folder and then removes it
-at once with all that is in it, as shutil.rmtree does, that is one question: a job that removes what a dead attempt left
-does the same, however many files there are. So of the names in such a folder, with their digits left out, only the
-different ones are noted."""
+The server of a resume notes the questions about paths that a job asks. If a thread lists a folder and at once removes
+it with all its contents, as shutil.rmtree does, this counts as one question: a job that removes what a dead attempt
+left does the same, however many files there are. So the names in such a folder are noted without their digits, and each
+only once."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class Query(str, Enum):
     NAMES = "names"  # of what a folder contains, and their kinds
     BYTES = "bytes"  # of a file
     ALL = "all"  # that is in a folder and below it
-    CLEARED = "cleared"  # the kinds of names in a folder and below it, without numbers: all of it is then removed
+    CLEARED = "cleared"  # the kinds of names in and below a folder that is then removed, without numbers
 
 
 Note = tuple[Query, str, float]  # a question, its path, and its time
@@ -41,7 +40,7 @@ Note = tuple[Query, str, float]  # a question, its path, and its time
 
 @dataclass
 class _Listed:
-    """A folder that was listed, and of which nothing but entries was removed since then."""
+    """A folder that was listed; since then, nothing but entries of it was removed."""
 
     path: str
     at_s: float
@@ -68,8 +67,8 @@ class TreeRemoval:
         return bool(self._open)
 
     def keeps(self, ask: Query, path: str, at_s: float) -> bool:
-        """Whether the question only counts if the folder is not removed after all. It is such a question if it asks
-        what is there just before this is removed, or whether the folder itself is there."""
+        """Keeps a question back if it counts only in case the folder is not removed after all, and returns whether it
+        does. Such a question asks what is there just before this is removed, or whether the folder itself is there."""
         inside = ask is Query.KIND and self._open[-1].has(path)
         if inside:
             self._open[-1].notes.append((ask, path, at_s))
@@ -80,8 +79,8 @@ class TreeRemoval:
         return [] if self._open and (self._open[-1].has(path) or self._open[-1].path == path) else self.end()
 
     def remove_folder(self, path: str) -> list[Note] | None:
-        """The thread has removed a folder. Returns questions that count now; None if it had not listed the folder and
-        removed all its entries."""
+        """The thread has removed a folder. Returns questions that count now. None if the removal does not fit: the
+        thread had not listed the folder, or had not removed all its entries."""
         if not self._open or self._open[-1].path != path:
             return None
         gone = self._open.pop()

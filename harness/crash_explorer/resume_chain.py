@@ -1,13 +1,13 @@
-"""The chain of those who can resume the job from a state, the cheapest first:
+"""The ways to resume the job from a state, the cheapest first:
 
-ReusedResumes   a resume from another state, if the job sees no difference
-WarmResumes     forked ranks. A failure of theirs is only suspected, until a start without a fork shows it:
-WarmResumes     new interpreters, if the launcher has shown the same failure before, and as long as they show it
-LauncherResume  the job's own launcher
+    ReusedResumes   a resume from another state, if the job sees no difference
+    WarmResumes     forked ranks. A failure of theirs is only suspected, until a start without a fork shows it:
+    WarmResumes     new interpreters, if the launcher has shown the same failure before, and as long as they show it
+    LauncherResume  the job's own launcher
 
-If a state gives the same answers to all questions that a resume asked of the checkpoint folder, the events and files of
-this resume are used for the state too, and judged with the state's own death. For the same resume, another death can
-mean another verdict: a start from scratch is right before the first checkpoint, and lost work after it. If the job
+If a state gives the same answers to all questions that a resume from another state asked of the checkpoint folder, the
+events and files of that resume are used for this state too. They are judged with this state's own death, because the
+verdict depends on it: a start from scratch is right before the first checkpoint, and lost work after it. If the job
 failed from one state before its first step, it fails in the same way from each state that gives the same answers."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ResumeChain:
         self, runs: ResumeRuns, launcher: LauncherResume, forks: WarmResumes | None, home: Path,
         states: Sequence[State], done: Mapping[tuple[str, str], Outcome],
     ) -> None:  # fmt: skip
-        """`done`: the outcomes so far, which the caller adds to. `forks`: None: ranks are not forked."""
+        """`done`: the outcomes so far; the caller adds to them. `forks`: None: ranks are not forked."""
         self._runs, self._launcher, self._forks, self._done = runs, launcher, forks, done
         self._reused = ReusedResumes(runs, home, states)
         self._stopped = False
@@ -53,7 +53,7 @@ class ResumeChain:
 
     @property
     def doubt(self) -> str:
-        """Why no resume stands for other states, as a sentence; empty if there is no doubt."""
+        """Why no resume stands for other states, as a sentence. Empty if resumes may."""
         return self._reused.doubt
 
     @property
@@ -91,16 +91,16 @@ class ResumeChain:
         return found and with_proof(found, self._done.values())
 
     def confirm(self, state: State, suspected: Outcome) -> Outcome | None:
-        """The outcome of a state from which forked ranks have failed, by what the other starts have shown meanwhile, or
-        by a start of the job."""
+        """The outcome of a state from which forked ranks have failed: by what other starts have shown meanwhile, or by
+        a start of the job."""
         found = with_proof(suspected, self._done.values())
         if is_suspected(found):
             found = self._reused_outcome(state) or suspected
         return self.by_start(state, suspected) if is_suspected(found) else found
 
     def by_start(self, state: State, suspected: Outcome | None = None) -> Outcome | None:
-        """The outcome of a start of the job. `suspected`: the failure of forked ranks; this is returned if the chain is
-        stopped before there is another outcome."""
+        """The outcome of a start of the job. `suspected`: the failure of forked ranks, which is returned if the chain
+        is stopped before the start has an outcome."""
         again = suspected is None or suspected.mended is not False
         made = self._by_interpreters(state, again, suspected) if suspected else None
         if not made and not self._stopped:
@@ -122,7 +122,7 @@ class ResumeChain:
         return found
 
     def _learn(self, state: State, made: Resume, suspected: Outcome | None) -> None:
-        """Keeps a start of the job that may stand for those from other states."""
+        """Keeps a start of the job that may stand for starts from other states."""
         same = suspected is None or failure(suspected) == failure(made.outcome)
         if not made.reads:
             return
@@ -130,19 +130,19 @@ class ResumeChain:
             if same:
                 self._reused.learn(state, made)
         elif made.outcome.mended is False if suspected is None else same:
-            self._reused.learn_failure(state, made.reads)  # a failure that came once may be chance
+            self._reused.learn_failure(state, made.reads)  # a failure that was seen once may be chance
 
     def _reused_outcome(self, state: State) -> Outcome | None:
         return self._reused.of(state, self._done, self._forks)
 
     def _by_interpreters(self, state: State, again: bool, suspected: Outcome) -> Resume | None:
-        """A resume by new interpreters. None if they must not decide."""
+        """A resume by new interpreters. None if these must not decide."""
         known = any(not one.warm and failure(one) == failure(suspected) for one in self._done.values())
         made = self._forks.new_interpreters(state, again, self._reused.every) if known and self._forks else None
         return made if made and failure(made.outcome) == failure(suspected) else None
 
 
-_MOST_BYTES = 2 << 30  # of new checkpoints that are kept, of all resumes
+_MOST_BYTES = 2 << 30  # bytes of new checkpoints that are kept, of all resumes together
 _STANDS = (OutcomeClass.RIGHT, OutcomeClass.LOST_WORK, OutcomeClass.WRONG)
 
 
@@ -153,7 +153,7 @@ class CachedResume:
     state: State
     questions: ReadSet
     cold: bool
-    until: int  # the highest step at a death after which this resume went on for long enough
+    until: int  # the highest step of a death for which this resume went on for long enough
     staged_s: tuple[float, float]  # when its state was put on disk: CLOCK_MONOTONIC, and seconds since the epoch
     folder: Path  # what it left: `files` (of the checkpoint folder), and folders of the run directory
     gone: tuple[str, ...]  # paths that it removed from the checkpoint folder
@@ -166,11 +166,12 @@ class ResumeCache:
         self._runs, self._home = runs, home
         self._known: list[CachedResume] = []
         self._bytes = 0
-        self._inventories: dict[Hashable, str] = {}  # of the checkpoints that are there after a resume
+        self._inventories: dict[Hashable, str] = {}  # the inventories after a resume, by what is there
         shutil.rmtree(home, ignore_errors=True)
 
     def learn(self, state: State, questions: ReadSet, found: Outcome, ended: bool) -> None:
-        """Keeps the resume whose files are in the folder of resumes. `ended`: the job went on to its last step."""
+        """Keeps the resume whose files are in the folder of resumes. `ended`: whether the job went on to its last
+        step."""
         if found.kind not in _STANDS or found.from_step is None or self._bytes > _MOST_BYTES:
             return
         runs, folder = self._runs, self._home / str(len(self._known))
@@ -187,8 +188,8 @@ class ResumeCache:
         self._known.append(CachedResume(state, questions, not found.warm, until, runs.staged_s, folder, gone))
 
     def of(self, state: State) -> Resume | None:
-        """The resume of the state by that of a state that looks the same to the job. None if there is no such resume,
-        or none that went on for long enough. `warm` of the outcome says how this other resume was started."""
+        """A resume of this state, made from the resume of a state that looks the same to the job. None if there is none
+        that went on for long enough. `warm` of the outcome says how that other resume was started."""
         died_at = self._runs.died_at(state)
         same = [one for one in self._known if died_at <= one.until and one.questions.same(one.state.tree, state.tree)]
         one = max(same, key=lambda each: each.cold, default=None)
@@ -223,8 +224,8 @@ class ResumeCache:
         return replace(made, outcome=replace(made.outcome, like=one.state.name))
 
     def _take_inventory(self, state: State, one: CachedResume, put: Collection[str]) -> None:
-        """Reads the checkpoints that are in the folder now. If the same resume has left the same files on another
-        state, they were read before. `put`: the paths of the files and folders of the resume."""
+        """Takes the inventory of the checkpoints that are in the folder now. Not read again if the same resume has left
+        the same files on another state. `put`: the paths of the files and folders of the resume."""
         runs, tree = self._runs, state.tree
         root, inventory = checkpoints_in(runs.plan, runs.now), runs.now.artifacts / "inventory.json"
         kept = {
@@ -238,12 +239,13 @@ class ResumeCache:
             return
         runs.take_inventory()
         text = inventory.read_text() if inventory.exists() else ""
-        if text and not json.loads(text)["problem"]:  # it was read to its end
+        if text and not json.loads(text)["problem"]:  # only if it was read to its end
             self._inventories[key] = text
 
 
 def _parts(run: RunDir) -> list[tuple[str, str]]:
-    """The folders of the run directory in which a resume leaves something, each with a name that is left out."""
+    """The folders of the run directory in which a resume leaves something, each with the name in it that is left
+    out."""
     manifests = run.agent_plan.parent / MANIFESTS
     folders = ((run.events, synthetic_crash.FILE), (run.logs, ""), (run.artifacts, "inventory.json"), (manifests, ""))
     return [(str(folder.relative_to(run.root)), left_out) for folder, left_out in folders]
@@ -254,8 +256,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _put(path: Path, to: Path) -> int:
-    """Gives the file a second name, or makes the folder or link again. Returns the bytes that a new file keeps on
-    disk."""
+    """Gives the file a second name (a hard link), or makes the folder or link again. Returns the bytes that this keeps
+    on disk."""
     to.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         to.symlink_to(os.readlink(path))
@@ -275,8 +277,8 @@ def _remove(path: Path) -> None:
 
 
 class FailureCache:
-    """The failures that may stand for those of other states. They are kept in the file `looks.jsonl`, for when the
-    exploration is continued."""
+    """The failures that may stand for those of other states. The file `looks.jsonl` keeps them for an exploration that
+    is continued."""
 
     def __init__(self, home: Path, states: Sequence[State]) -> None:
         self._path = home / "looks.jsonl"
@@ -296,7 +298,8 @@ class FailureCache:
     def of(
         self, state: State, died_at: Callable[[State], int], done: Mapping[tuple[str, str], Outcome]
     ) -> Outcome | None:  # fmt: skip
-        """The outcome of the state, from that of a state that looks the same to the job. None if there is none."""
+        """The outcome of this state, from the failure of a state that looks the same to the job. None if there is
+        none."""
         for other, questions in self._known:
             found = done.get((other.digest, other.model))
             if found and questions.same(other.tree, state.tree):
@@ -312,11 +315,11 @@ LIKE = (
     "all that the job asks of the checkpoint folder is the same as in a state from which it was resumed; each was "
     "judged with its own death"
 )
-_FIRST = 3  # resumes whose questions are noted in any case; later, only if this has saved resumes
+_FIRST = 3  # the number of resumes whose questions are always noted; after these, only if noting has saved resumes
 
 
 class ReusedResumes:
-    """Which states have been resumed, and for which other states the result of each holds."""
+    """Knows which states have been resumed, and for which other states the result of each holds."""
 
     def __init__(self, runs: ResumeRuns, home: Path, states: Sequence[State]) -> None:
         self._runs = runs
@@ -328,8 +331,8 @@ class ReusedResumes:
 
     @property
     def tracers(self) -> ReadTracers | None:
-        """The tracers that note the questions of the next resume. None: the questions are not noted, because noting
-        takes time, and saved no resumes so far."""
+        """The tracers that note the questions of the next resume. None if noting, which takes time, has saved no
+        resumes so far."""
         return self.every if self._resumes and self._kept <= _FIRST + self._skipped else None
 
     def learn(self, state: State, made: Resume) -> None:
@@ -342,14 +345,14 @@ class ReusedResumes:
             self._resumes.learn(state, made.reads, made.outcome, ended)
 
     def learn_failure(self, state: State, questions: ReadSet) -> None:
-        """Keeps what the job asked before it failed from this state, which must have failed twice."""
+        """Keeps what the job asked before it failed. It must have failed twice from this state."""
         self._failures.learn(state, questions)
 
     def of(
         self, state: State, done: Mapping[tuple[str, str], Outcome], resume: Callable[[State], Resume | None] | None
     ) -> Outcome | None:
-        """The outcome of the state by a resume from another state; None if there is none. The first such outcome is
-        checked by `resume`; if it differs, no resume that trained stands for others from then on."""
+        """The outcome of this state by a resume from another state; None if there is none. The first such outcome is
+        checked by `resume`. If the check differs, resumes that trained stand for no other state from then on."""
         found = self._failures.of(state, self._runs.died_at, done)
         if found or self._resumes is None:
             return found

@@ -1,7 +1,7 @@
-"""The outcome of a resume from one state, from the record of the run and the verdict on it. Pure.
+"""The outcome of a resume from one state, from the record of the run and its verdict. Pure.
 
-A state is only suspected if forked ranks fail from it: the failure counts when a cold start has shown it. Cold starts
-take much longer, so those that say most come first."""
+If forked ranks fail from a state, this is only a suspicion: the failure counts when a cold start has shown it too. Cold
+starts take much longer, so those that tell most come first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchaos.harness.record.result import ExitCode, Result, Verdict
 
 
 class OutcomeClass(str, Enum):
-    """What a resume from one state led to. The members are in order from the worst to the best."""
+    """What a resume from one state led to. The worst member is first, the best last."""
 
     WRONG = "silently wrong"  # it continued, and its results or checkpoints differ from a run without the death
     WONT_START = "won't start"  # it ended before it got past the step of the death
@@ -61,7 +61,7 @@ class Outcome:
     kind: OutcomeClass
     reason: str
     assertion: str = ""  # the assertion that failed
-    lost_steps: int | None = None  # compared with the newest complete checkpoint; None: none, or not known
+    lost_steps: int | None = None  # steps lost against the newest complete checkpoint; None: none, or not known
     from_step: int | None = None  # the step from which it resumed; None: it did not resume, or the step is not known
     mended: bool | None = None  # whether a second start got past the death; None: there was no second start. False
     # too if the first start had changed no file
@@ -72,9 +72,9 @@ class Outcome:
     moments: tuple[tuple[float, float], ...] = ()  # (begin, end) of possible deaths, s of the recording
     files: tuple[tuple[str, str], ...] = ()  # (path, state in words) of each file that the story names
     run_dir: str = ""  # the run directory of the resume, if it was kept
-    like: str = ""  # the state that was resumed instead: the job sees no difference before it fails
+    like: str = ""  # another state that was resumed instead: before its failure, the job sees no difference
     printed: str = ""  # if forked ranks did not start: a digest of what they printed
-    shown_by: str = ""  # the state from which a cold start has shown the same failure of forked ranks
+    shown_by: str = ""  # another state, whose cold start has shown the same failure
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "kind": self.kind.value}
@@ -109,8 +109,8 @@ def seen_in(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
 
 
 def failed_at_once(run: Record) -> bool:
-    """Whether the first start after the death failed or hung, and no start made a step: then the failure depends on
-    nothing but what the job found in its folder."""
+    """Whether the first start after the death failed or hung, and no start made a step. Then the failure depends only
+    on what the job found in its folder."""
     trained = any(execution.attempt > _died_in(run) for execution in run.history.executions)
     ends = _ends(run)
     return not trained and bool(ends[0] if ends else run.stopped and not run.stopped.data["interrupted"])
@@ -141,7 +141,7 @@ def _class_of(run: Record, result: Result, due: int | None, hung: bool) -> Seen:
 
 
 def _not_beyond(run: Record, result: Result) -> Seen:
-    """The outcome of a resume that was not seen to get past the step of the death."""
+    """The class of a resume that was not seen to get past the step of the death."""
     if any(attempt > _died_in(run) for attempt in run.history.unplaced):
         return Seen(OutcomeClass.UNCLEAR, f"it is not known which steps it made: {result.reason}")
     if blind := _blind_hook(run):
@@ -153,7 +153,7 @@ def _not_beyond(run: Record, result: Result) -> Seen:
 
 
 def _came_back(run: Record, result: Result) -> bool:
-    """Whether the job got past the step at which it had died. If it had made no step at all, any step will do."""
+    """Whether the job got past the step in which it had died or, if it had made no step, made one."""
     if _hit(run) is None:
         started_s = synthetic_crash.death_s(run)
         reached = run.history.highest_step(before_s=started_s) or 0
@@ -195,12 +195,12 @@ def _died_in(run: Record) -> int:
 
 
 def _hit(run: Record) -> Event | None:
-    """The first kill of a rank by the death. None if the job died before a rank was up."""
+    """The first kill of a rank in the simulated death. None if the job died before a rank was up."""
     return next(run.of_fault(DEATH, Kind.APPLYING), None)
 
 
 def _blind_hook(run: Record) -> str:
-    """A hook of the agent that failed after the death, so that steps may not have been seen; empty if there is none."""
+    """A hook of the agent that failed after the death, so that steps may be unseen. Empty if there is none."""
     failed = (event for event in run.of_kind(Kind.AGENT_FAILED) if (event.attempt or 0) > _died_in(run))
     return next((str(event.data["hook"]) for event in failed if event.data["hook"] in ("steps", "imported")), "")
 
@@ -217,8 +217,8 @@ def is_suspected(outcome: Outcome) -> bool:
 
 
 def with_proof(found: Outcome, before: Iterable[Outcome]) -> Outcome:
-    """The same outcome, with `shown_by` set if a cold start of an earlier state has shown the same failure, after
-    forked ranks had printed the same lines there. Then the failure counts."""
+    """The same outcome. `shown_by` is set if the failure counts without a cold start of its own: a cold start of an
+    earlier state has shown it, and forked ranks had printed the same lines there."""
     if not is_suspected(found) or not found.printed:
         return found
     shown = (one for one in before if not one.warm and not one.like and one.printed == found.printed)
@@ -232,8 +232,8 @@ def failure(outcome: Outcome) -> tuple[str, ...]:
 
 
 def may_pay(suspected: Outcome, before: Collection[Outcome]) -> bool:
-    """Whether a cold start at once may save later resumes or cold starts. That is so if the failure came before the
-    first step, and the earlier cold starts of this failure have saved about as many as they cost."""
+    """Whether a cold start now may save later resumes or cold starts: the failure came before the first step, and
+    earlier cold starts of this failure have saved about as many as they cost."""
     same = [outcome for outcome in before if not outcome.warm and failure(outcome) == failure(suspected)]
     again = [outcome for outcome in before if outcome.shown_by and failure(outcome) == failure(suspected)]
     saved = len(again) + sum(bool(outcome.like) for outcome in same)
@@ -241,8 +241,8 @@ def may_pay(suspected: Outcome, before: Collection[Outcome]) -> bool:
 
 
 def each_kind_first(outcomes: Sequence[Outcome], confirmed: Collection[OutcomeClass]) -> list[Outcome]:
-    """The same outcomes: first one of each class that is not confirmed, then one of each kind of failure, then a second
-    one of each, and so on."""
+    """The same outcomes in another order: first one of each class that is not confirmed, then one of each kind of
+    failure, then a second one of each, and so on."""
     seen, classes = Counter[tuple[str, ...]](), {*confirmed}
     rounds: list[tuple[int, Outcome]] = []
     for outcome in outcomes:

@@ -1,6 +1,6 @@
-"""Prepares the run directory of each resume, and judges the resume. All resumes, and the recorded run, have the same
-path. A checkpoint may contain absolute paths, such as those of a tracker or a link, and a resume at another path would
-read the files of another state."""
+"""Prepares the run directory of each resume, and judges the resume. The recorded run and all resumes use the same path:
+a checkpoint may contain absolute paths, such as those of a tracker or a link, and a resume at another path would read
+the files of another state."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ class ResumeRuns:
         return frozenset(path.name for path in self._manifests)
 
     def doubt(self) -> str:
-        """Why resumes can't be judged, as a clause: an assertion does not hold even in the recorded run, in which
-        nothing died, or lacks data there. Empty if all assertions hold."""
+        """Why resumes can't be judged, as a clause: an assertion fails or lacks data even in the recorded run, in which
+        nothing died. Empty if all assertions pass there."""
         if next(self.recorded.of_kind(Kind.AGENT_STARTED), None) is None:
             return "no agent was loaded in any rank, and a resume is followed by what the agent sees"
         run = replace(self.recorded, plan=replace(self.recorded.plan, asserts=self.plan.asserts))
@@ -125,9 +125,9 @@ class ResumeRuns:
         return f"{bad.name}: {bad.reason}" if bad else ""
 
     def death(self, state: State) -> tuple[float, dict[int, float]]:
-        """The time of the death in the recorded run (CLOCK_MONOTONIC); and the ranks that died earlier, if the state
-        needs another order of the ranks than the recorded one. The death comes just before the operation after the
-        state's last operation, because then it is clearest which checkpoints were complete."""
+        """When the job died in the recorded run (CLOCK_MONOTONIC); and, if the state needs another order of the ranks
+        than the recorded one, when ranks died earlier. The death comes just before the next operation after the state's
+        last one, because then it is clearest which checkpoints were complete."""
         if state.moments:
             return min(state.moments[-1][1], self._ended_s), {}
         lines, done = self.recording.lines, self._done(state)
@@ -174,15 +174,15 @@ class ResumeRuns:
             self._root = -1
 
     def is_untouched(self) -> bool:
-        """Whether the job has changed nothing in its folder since the last state was put there. The files are read
-        below the file system that may cover the folder, so this is no question of the job."""
+        """Whether the job has changed nothing in its folder since the last state was put there. If a file system covers
+        the folder, the files below it are read, so that this does not count as a question of the job."""
         return stats_of(Path(f"/proc/self/fd/{self._root}")) == self.staged
 
     def resume(
         self, state: State, carry_out: Callable[[RunDir], bool], tracers: ReadTracers | None, warm: bool = False
     ) -> Resume:  # fmt: skip
-        """Stages the state, has the job resumed, and judges the resume. `carry_out` returns whether the job hangs.
-        `tracers` note what the job asks of the checkpoint folder."""
+        """Stages the state, lets `carry_out` resume the job, and judges the resume. `carry_out` returns whether the job
+        hangs. `tracers`: note what the job asks of the checkpoint folder."""
         began_s = time.monotonic()
         folder = self.stage(state)
         traced = TracedResume(checkpoints_in(self.plan, folder), tracers)
@@ -192,7 +192,7 @@ class ResumeRuns:
         if traced.failed:  # and with it, perhaps, the job
             return self.resume(state, carry_out, None, warm)
         if warm:
-            self.take_inventory()  # now, because reading is slow while questions are noted
+            self.take_inventory()  # now, because reading is slow while the folder's questions are noted
         made = self.judge(state, hung, time.monotonic() - began_s, warm)
         return replace(made, reads=traced.before_inventory(made.record))
 
@@ -244,8 +244,8 @@ class ResumeRuns:
         write_atomically(self.now.artifacts / "inventory.json", told, private=True)
 
     def _link_manifests(self, died_s: float, by_rank: Mapping[int, float]) -> None:
-        """Links the manifests of the saves that had ended when their rank died. A save that was still to be renamed is
-        left out: its manifest is not that of the file that has the final name."""
+        """Links the manifests of the saves that had ended when their rank died. Leaves out saves that were still to be
+        renamed: the file with the final name is another file."""
         first = self.recorded.events[0]
         died_wall_s = first.wall_s - first.mono_s + died_s
         folder = self.now.agent_plan.parent / MANIFESTS
@@ -263,9 +263,9 @@ class ResumeRuns:
 def judged(
     run: Record, twins: Sequence[Record], recorded: Record, folder: str, empty: bool = False
 ) -> Result:  # fmt: skip
-    """The verdict on a resume. If the job began again from scratch, and the recorded run shows that it had no
-    checkpoint yet, then an assertion about checkpoints that is inconclusive does not count. `empty`: there was no file
-    in the checkpoint folder."""
+    """The verdict on a resume. If the job rightly began from scratch, because the recorded run had no checkpoint yet,
+    inconclusive assertions about checkpoints do not count. `empty`: whether there was no file in the checkpoint
+    folder."""
     result = verdict_of(run, twins, folder)
     if result.verdict is not Verdict.INCONCLUSIVE or not _had_no_checkpoint(run, recorded, empty):
         return result
@@ -279,8 +279,8 @@ def judged(
 
 def _had_no_checkpoint(run: Record, recorded: Record, empty: bool) -> bool:
     """Whether the job loaded nothing after its death and began with the first step, and no save could have become a
-    checkpoint before the death. False if the job had made a step, there were files, and not all saves of the recorded
-    run were seen."""
+    checkpoint before the death. False if that is not certain: the job had made a step, there were files, and not all
+    saves of the recorded run were seen."""
     seen = recorded.history.saves and all(one.saved_s is not None for one in checkpoints_of(recorded) or ())
     died_s = synthetic_crash.death_s(run)
     had_trained = bool(run.history.highest_step(before_s=died_s))
@@ -309,9 +309,8 @@ def _without_inventory(plan: Plan) -> Plan:
 
 
 def saves_of(folder: Path, recorded: Record) -> Mapping[Path, tuple[float, float | None]]:
-    """When each manifest was written (seconds since the epoch), and when its save ended (CLOCK_MONOTONIC). Digests are
-    added in the background, so a manifest may be much later than its save. None: the save of the manifest is not
-    known."""
+    """For each manifest: when it was written (seconds since the epoch), and when its save ended (CLOCK_MONOTONIC; None:
+    not known). A manifest may be written much later than its save, because digests are made in the background."""
     written: dict[Path, float] = {}
     groups: dict[tuple[int, str], list[Path]] = defaultdict(list)
     for path in sorted(folder.glob("*.json"), key=lambda path: [int(number) for number in _NUMBER.findall(path.name)]):
@@ -362,7 +361,8 @@ class StopRule:
         self._open = 0  # saves that have begun and have not ended
 
     def is_reached(self, events: Sequence[Event]) -> bool:
-        """Whether the goal is reached, and no rank is in the middle of a save: an interrupted save would look torn."""
+        """Whether every rank has trained enough, and no rank is in the middle of a save: an interrupted save would look
+        torn."""
         if len(events) == self._seen:
             return False
         for event in events[self._seen :]:

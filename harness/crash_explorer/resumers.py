@@ -1,7 +1,7 @@
-"""Those who really resume the job. Cold: its own launcher starts it on the files that a death left, until it has shown
-enough, or hangs. Warm: its ranks are forked, and not started by the launcher. One of the first states is resumed both
-ways, and the two resumes must be equal, bit for bit. If they differ, or if ranks can't be forked, all states are
-resumed cold, and the report says why."""
+"""How the job is really resumed. Cold: its own launcher starts it on the files that a death left, until it has shown
+enough, or hangs. Warm: its ranks are forked instead. One of the first states is resumed both ways, and the two resumes
+must be equal, bit for bit. If they differ, or if ranks can't be forked, all states are resumed cold, and the report
+says why."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class LauncherResume(Stoppable):
         self.on_event: Callable[[Event], None] = lambda event: None
 
     def __call__(self, state: State, again: bool = True, tracers: ReadTracers | None = None) -> Resume:
-        """Resumes from the state and judges it. `again`: if the first start fails, the job is started once more.
-        `tracers` note what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started or
-        judged."""
+        """Resumes from the state and judges the resume. `again`: if the first start fails, the job is started once
+        more. `tracers`: note what the job asks of the checkpoint folder. Raises ChaosError if the job can't be started
+        or judged."""
         plan = self._runs.plan
         once = replace(plan, job=replace(plan.job, resubmit_times=0))
 
@@ -54,7 +54,7 @@ class LauncherResume(Stoppable):
             watch = _Watch(StopRule(self._runs.died_at(state), self._beyond, plan.job.world_size), self.patience_s)
             watch.listen = self.on_event
             run = watch.run = Run(plan if again else once, folder, self._reproduce, watch)
-            run.grace_s = 0.0  # killed at once: a job that is asked to end may save, which its twin did not
+            run.grace_s = 0.0  # killed at once: a job that is asked to end may save, and its twin did not
             self._carry_out(run)
             return watch.hung
 
@@ -99,19 +99,19 @@ class _Watch:
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _COMPARED = ("losses", "lr", "samples", "parameters", "moments", "opt_step", "sched_step")  # of an Execution
-_TRIES = 3  # states that are resumed cold at most, until one succeeds with which forked ranks can be compared
+_TRIES = 3  # the most states that are resumed cold, until one succeeds with which forked ranks can be compared
 
 
 class WarmResumes:
-    """Makes warm resumes, one after the other. A call with a state returns its resume: a cold one, until a state was
-    resumed correctly and then, to compare, also warm. Returns None if ranks can't be forked, or if the two differed.
-    `stop` may be called from a signal handler."""
+    """Makes warm resumes, one after the other. A call with a state returns its resume. At first this is a cold resume,
+    until one is right; that state is also resumed warm, and the two are compared. Returns None if ranks can't be
+    forked, or if the two differed. `stop` may be called from a signal handler."""
 
     def __init__(
         self, runs: ResumeRuns, cold: LauncherResume, beyond: int, home: Path, right: State | None = None
     ) -> None:
-        """`right`: a state from which the job is known to resume correctly; warm and cold resumes are compared
-        there."""
+        """`right`: a state from which the job is known to resume correctly. Warm and cold resumes are compared with
+        it."""
         self._right = right
         self._runs, self._cold, self._beyond, self._home = runs, cold, beyond, home
         self._run_id = f"{home.name}-warm-{secrets.token_hex(4)}"
@@ -176,8 +176,8 @@ class WarmResumes:
         return replace(made, outcome=replace(made.outcome, warm=False))
 
     def _check(self, state: State) -> Resume | None:
-        """Resumes a state cold and, if the outcome is right, also warm, and compares the two. Returns the outcome of
-        the cold resume, with the record of the last one."""
+        """Resumes a state cold and, if the outcome is right, also warm, and compares the two. Returns the cold outcome
+        with the record of the last resume."""
         commands: dict[int, RankCommand | str] = {}
         self._cold.on_event = lambda event: _note_rank(event, commands)
         cold = self._cold(state)
@@ -209,9 +209,10 @@ class WarmResumes:
         return ForkServer(self._ranks[0], self._run_id, self._home / "warm.log")
 
     def _learn(self, imported: Path) -> bool:
-        """Imports in the parent the modules that rank 0 of a resume, or of the recorded run, had to import itself, in
-        the same order, without the job's own modules. The first resume may load no checkpoint, so later resumes may
-        import more. Returns whether there was anything to import. Raises ChaosError."""
+        """Imports in the parent, in the same order, the modules that rank 0 of a resume or of the recorded run had to
+        import itself; not the job's own modules. This is repeated, because the first resume may load no checkpoint and
+        later ones import more. Returns whether there was anything to import. Raises ChaosError if the parent is
+        gone."""
         assert self._parent
         names = dict.fromkeys(imported.read_text().splitlines()) if imported.exists() else {}
         new = [name for name in names if name not in self._seen and self._is_installed(name)]
@@ -219,7 +220,7 @@ class WarmResumes:
         if not new or self._stopped:
             return False
         why, good = self._parent.imports(new)
-        if why:  # a parent without the module that did it can still fork
+        if why:  # a parent without the module that started threads can still fork
             self._parent.close()
             self._parent, new = self._new_parent(), new[:good]
             why, good = self._parent.imports([*self._imported, *new])
@@ -271,14 +272,14 @@ class WarmResumes:
 
 
 def digest_of(printed: str) -> str:
-    """A digest of the lines that the ranks printed, without numbers. Which of the ranks printed a line, and which of
-    them was the first, makes no difference."""
+    """A digest of the lines that the ranks printed, without numbers. The order of the lines, and which rank printed a
+    line, makes no difference."""
     lines = {_NUMBER.sub("", line).strip() for line in printed.splitlines()}
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
 
 
 def _note_rank(event: Event, commands: dict[int, RankCommand | str]) -> None:
-    """Reads the command of a rank while it is alive. On failure, notes why forked ranks can't be used, as a text."""
+    """Reads the command of a rank while the rank is alive. If that fails, notes as a text why ranks can't be forked."""
     if event.kind is Kind.RANK_UP and event.source != RECORDED and event.rank is not None:
         try:
             commands[event.rank] = RankCommand.of(event.data["pid"])
@@ -296,7 +297,7 @@ class ResumeTrace:
 
     @classmethod
     def of(cls, record: Record) -> ResumeTrace:
-        """Reads the record's files, which are gone when the next resume is prepared."""
+        """Reads the record's files now, because they are gone when the next resume is prepared."""
         last = max((attempt.number for attempt in record.history.attempts), default=0)
         steps = {
             (execution.global_step, execution.rank): [getattr(execution, name) for name in _COMPARED]

@@ -26,7 +26,7 @@ from torchaos.harness.crash_explorer.recording_log import RecordingLog
 from torchaos.harness.crash_explorer.s3_store import Asked, Rclone
 
 HOST = "127.0.0.1"
-_DIES_S = 0.5  # seconds in which a process that has closed its connection is seen to be dead
+_DIES_S = 0.5  # seconds after the close of its connection in which a process is seen to be dead
 _OF_A_HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "upgrade", "te", "trailer"}  # RFC 9110, 7.6.1
 
 
@@ -106,7 +106,7 @@ class Requests:
             notes.doubt("objects have metadata of their own (x-amz-meta-*), which the objects of a state do not have")
 
     def _pid_of(self, request: web.Request) -> int:
-        """The process at the other end of the connection; 0: it is not known."""
+        """The pid of the process at the other end of the connection; 0 if it is not known."""
         peer = request.transport and request.transport.get_extra_info("peername")
         if request.task not in self._pids:
             found = (each for each in psutil.net_connections("tcp4") if each.laddr == peer)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def date_objects(root: Path, tree: Tree, done: Iterable[Operation], began_s: float, now_s: float) -> None:
-    """Gives the objects of `tree` in `root` the times at which they were put: as long before `now_s` (since the epoch)
-    as they were put before the last of the operations `done`. `began_s`: when the recording began (CLOCK_MONOTONIC)."""
+    """Gives the objects of `tree` in `root` the times at which they were put, moved so that the last of the operations
+    `done` comes just before `now_s` (since the epoch). `began_s`: when the recording began (CLOCK_MONOTONIC)."""
     puts: dict[tuple[str, str | None], float] = {}
     for put in (operation for operation in done if operation.kind is OperationKind.PUT):
         key = put.path, put.blob if put.size else None
@@ -48,8 +48,8 @@ def date_objects(root: Path, tree: Tree, done: Iterable[Operation], began_s: flo
 
 
 _CHANGES = ("PUT", "POST", "DELETE")
-# The query of a request that changes something: parts of an upload, and lists of objects. All others, such as ?tagging,
-# change something that the store does not keep; rclone would take their body for the contents of the object.
+# The query parameters of requests that change an object: parts of an upload, and lists of objects. All others, such as
+# ?tagging, change something that the store does not keep; rclone would take their body for the contents of the object.
 _KNOWN = {"uploadId", "partNumber", "uploads", "delete", "x-id"}
 _ELSEWHERE = {"acl", "attributes", "legal-hold", "retention", "tagging", "torrent"}  # of a request that reads
 _ERROR = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>{}</Message></Error>"
@@ -90,7 +90,8 @@ class Asked:
             yield self.path
 
     def refused(self, is_there: bool) -> web.Response | None:
-        """The answer to a request that the store can't carry out. `is_there`: whether its object exists."""
+        """The answer to a request that the store can't carry out; None if it can. `is_there`: whether its object
+        exists."""
         changes = self.method in _CHANGES
         unknown = self.query - _KNOWN if changes else self.query & _ELSEWHERE
         form = self.method == "POST" and not self.query
@@ -154,8 +155,8 @@ class Rclone:
             await self._start()
 
     async def check(self, wait_s: float = 0.0) -> None:
-        """Ends this process if the server has died, or dies within so many seconds: without it, a job would seem to
-        fail by itself."""
+        """Ends this process if the server has died, or dies within `wait_s` seconds. Otherwise a job without its store
+        would seem to fail by itself."""
         assert self._server
         end = time.monotonic() + wait_s
         while self._server.returncode is None and time.monotonic() < end:
@@ -198,8 +199,8 @@ class Rclone:
 
 FOLDER = "store"  # in the job's folder {run}; it has a folder for each bucket
 _ENDPOINT, _PORT = "AWS_ENDPOINT_URL", "{store}"
-# Without the first three, a job would ask for credentials that it can't get here; the others might lead the job to
-# another store, or to the store by way of a proxy.
+# Without the first three, a job would ask for credentials that it can't get here. The others might lead the job to
+# another store, or to the store through a proxy.
 _FIXED = {
     "AWS_ACCESS_KEY_ID": "torchaos", "AWS_SECRET_ACCESS_KEY": "torchaos", "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
@@ -210,8 +211,8 @@ _END_S = 60.0
 
 
 def in_folder(plan: Plan) -> Plan:
-    """The plan with its checkpoints in a folder below {run}, if they are in an S3 store: `StoreServer` serves that
-    folder to the job. Raises UsageError if the job can't have such a store."""
+    """The plan; if its checkpoints are in an S3 store, with a folder below {run} in their place. `StoreServer` serves
+    that folder to the job. Raises UsageError if the job can't have such a store."""
     job, place = plan.job, plan.job.checkpoints or ""
     if "://" not in place:
         return plan
@@ -236,8 +237,8 @@ def is_stored(plan: Plan) -> bool:
 
 
 def store_in_shell(env: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
-    """The lines of a shell script that start the store of `$run`, and the job's environment without it. No lines if
-    there is no store."""
+    """For a script that shows a failure: the shell lines that start the store of `$run`, and the job's environment
+    without the store's variables. No lines if there is no store."""
     if _PORT not in env.get(_ENDPOINT, ""):
         return [], env
     own = {ENV_STORE, _ENDPOINT, _OF_S3, *_FIXED}
@@ -254,8 +255,8 @@ def store_in_shell(env: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]
 
 
 class StoreServer:
-    """The plan of a job that runs in `folder`, in a `with` block. If its checkpoints are in a store, the store lives
-    during the block. `log`: the log of the store; `notes`: the folder for the notes of a recording."""
+    """A `with` block that gives the plan of a job that runs in `folder`. If its checkpoints are in a store, the store
+    lives during the block. `log`: the log of the store; `notes`: the folder for the notes of a recording."""
 
     def __init__(self, plan: Plan, folder: RunDir, log: Path, notes: Path | None = None) -> None:
         self.plan = plan
@@ -294,7 +295,7 @@ class StoreServer:
             raise ChaosError(self._died)
 
     def check(self) -> None:
-        """Raises ChaosError if the store has died: then the outcome of a resume is not that of its state."""
+        """Raises ChaosError if the store has died: then the outcome of a resume says nothing about its state."""
         if self._server and self._server.poll() is not None:
             raise ChaosError(self._died)
 

@@ -6,9 +6,9 @@ cache of the kernel outlives the processes. (kill(2), signal(7); a write(2) whos
 in whole pages.)
 
 **Node death.** One node dies, and the ranks of the other nodes continue until they notice: at the next collective with
-a dead rank, or when the launcher ends them. The survivors' operations are those of the recorded run, as far as these
-need nothing from the dead node. It is not known what survivors would do about an error. With `local`, each node keeps
-its checkpoints on a disk of its own, and the dead node's checkpoints are gone.
+a dead rank, or when the launcher ends them. The survivors do what they did in the recorded run, as far as this needs
+nothing from the dead node. What they would do about an error is not known. With `local`, each node keeps its
+checkpoints on a disk of its own, and the dead node's checkpoints are gone.
 
 **Power loss.** All machines lose their power at once: see power_loss.py."""
 
@@ -31,8 +31,8 @@ PROCESS_DEATH = "process death"
 
 
 def process_death_states(recording: Recording, symmetry: bool = True, seed: int = 0) -> Iterator[State]:
-    """The states that the death of all processes can leave. `symmetry`: ranks that do the same operations count as
-    equal. `seed`: used to choose, if there are too many moments to examine."""
+    """The states that the death of all processes can leave. `symmetry`: whether ranks that do the same operations count
+    as equal. `seed`: draws a sample if there are too many moments to examine."""
     return states_at(CrashPoints(recording, symmetry, seed))
 
 
@@ -53,7 +53,8 @@ def node_death_states(
     recording: Recording, nodes: Mapping[int, int], noticed_s: float = NOTICED_S, local: bool = False
 ) -> Iterator[State]:
     """The states that the death of one node can leave. `nodes`: the node of each rank. `noticed_s`: the most seconds of
-    the recorded run for which the other ranks continue."""
+    the recorded run for which the other ranks continue. `local`: whether each node has a disk of its own for
+    checkpoints."""
     fs = FilesystemModel(recording)
     found = StateSet(recording, NODE_DEATH, "node-death")
     for node in sorted(set(nodes.values())):
@@ -74,9 +75,9 @@ def node_death_states(
 def _cuts(
     recording: Recording, fs: FilesystemModel, dead: set[int], noticed_s: float
 ) -> Iterator[tuple[Cut, tuple[tuple[float, float], ...]]]:
-    """Yields how many operations each rank has done when the job is over, and (begin, end) of the times at which that
-    happened in the recorded run. The node dies after any operation, and the job is over after any operation that
-    survivors may still do. Of the moments between three writes to one file, only the first is used."""
+    """Yields the operations that each rank has done when the job is over, and (begin, end) of the times at which the
+    recorded run was there. The node may die after any operation, and the survivors may stop after any operation that
+    they can still do. Of the moments between writes to one file, only the first is used."""
     operations = recording.operations
     needs = {effect.operation.number: set(effect.needs) for effect in fs.effects}
     for a, b in recording.before:
@@ -150,7 +151,7 @@ def nodes_of(job: PlannedJob) -> Nodes:
 
 
 def state_named(recording: Recording, nodes: Nodes, name: str) -> State:
-    """The state of this name, whatever crash model made it. Raises UsageError if there is none."""
+    """The state of this name, from whatever model of death. Raises UsageError if there is none."""
     points = cache(partial(CrashPoints, recording))
     for model in MODELS:
         if found := next((state for state in MODELS[model](recording, nodes, points) if state.name == name), None):

@@ -1,12 +1,12 @@
-"""The records that a resume is judged by: the recorded run up to a death, which the resume continues, and the resume
-and its twins up to the last step that all ranks of the resume finished. Pure, but for the times of files.
+"""The records by which a resume is judged: the recorded run up to a death, continued by the resume; and the resume and
+its twins, cut at the last step that all ranks of the resume finished. Pure, but for the times of files.
 
 A state of the folder stands for a death of the whole job that did not really happen. So the events up to the death are
 those of the recorded run, and the death is simulated by events: a kill of all ranks. The resume is then the next
 attempt of the same run, and every assertion judges it like a run with `process.kill`.
 
-A resume is ended soon after the death, in the middle of anything, such as a save. So its writes after its last step
-are not judged, and the twin's work after that step is not missed."""
+A resume is ended soon after the death, perhaps in the middle of a save. So what it wrote after its last step is not
+judged, and neither is what it lacks of the twin's work after that step."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _NOT_PAST = frozenset({
 
 
 def with_death(plan: Plan) -> Plan:
-    """The plan of a resume: its last fault is the death of all ranks, before the job is started. Of the plan's faults,
-    only such deaths are kept: the recorded run may be a resume itself."""
+    """The plan of a resume: its last fault is the death of all ranks, before the job is started. Of the plan's own
+    faults only such deaths remain, because the recorded run may be a resume itself."""
     kill = registry.find("injectors", "process.kill")
     death = PlannedFault(
         DEATH, kill.name, "rank", Target(tuple(range(plan.job.world_size))), After(), {}, "", kill.__name__
@@ -56,7 +56,7 @@ def with_death(plan: Plan) -> Plan:
 
 
 def without_missed_death(run: Record) -> Record:
-    """The run without the death in its plan if the job died before a rank was up: no rank was hit."""
+    """The run; if the job died before a rank was up, without the death in its plan, because no rank was hit."""
     if next(run.of_fault(DEATH, Kind.APPLYING), None) is not None:
         return run
     return replace(run, plan=replace(run.plan, faults=tuple(fault for fault in run.plan.faults if fault.id != DEATH)))
@@ -67,10 +67,10 @@ def write(
     lines: Mapping[int | None, Sequence[Operation]] | None = None, damage: Sequence[Mapping[str, Any]] = (),
 ) -> int:  # fmt: skip
     """Writes the events before the resume into its folder of events, which must be empty, and returns their number.
-    `died_s`: when the job died in the recorded run; `by_rank`: ranks that died earlier (both CLOCK_MONOTONIC); `lines`:
+    `died_s`: when the job died in the recorded run; `by_rank`: when ranks died earlier (both CLOCK_MONOTONIC); `lines`:
     the operations of each rank; `damage`: data of the events of a fault that hit the files after the death. All times
-    are shifted so that the death comes just before `now_s`, because the time between the recorded run and the resume
-    is not the job's."""
+    are shifted, so that the death comes just before `now_s`: the time between the recorded run and the resume is not
+    the job's."""
     begun = unfinished(recorded, died_s, lines or {}, by_rank)
     moved_s = now_s - _BEFORE_S - died_s
     count = Counter[str]()
@@ -92,8 +92,8 @@ def highest_step(recorded: Record, died_s: float) -> int:
 
 
 def death_s(run: Record) -> float:
-    """When all ranks died, in a resume. If the job had died before a rank was up: when it was started again. 0 in a run
-    that was never started."""
+    """When all ranks died, in a resume (CLOCK_MONOTONIC). If the job had died before a rank was up: when it was started
+    again. 0 in a run that was never started."""
     hit = next((event.mono_s for event in run.of_fault(DEATH, Kind.APPLYING)), None)
     starts = (event.mono_s for event in run.of_kind(Kind.JOB_STARTED) if event.data["submission"] >= 0)
     return min(starts, default=0.0) if hit is None else hit
@@ -136,7 +136,7 @@ def unfinished(
 
 
 def _is_of_another(recorded: Record, path: str, others: Sequence[Save], operation: Operation) -> bool:
-    """Whether the operation is part of a save of another checkpoint, from which the job could resume as well as from
+    """Whether the operation belongs to the save of another checkpoint from which the job could resume as well as from
     `path`."""
     return any(
         save.begun_s <= operation.begun_s <= (save.ended_s or math.inf) and are_alternatives(recorded, path, save.path)
@@ -167,7 +167,7 @@ def _at(recorded: Record, died_s: float) -> Event:
 
 
 def _earlier(fault: str) -> str:
-    """The id of a death in the past of another death."""
+    """A new id for an earlier death, before another death is added."""
     return f"{fault}-before"
 
 
@@ -188,7 +188,7 @@ def _deaths(recorded: Record, died_s: float) -> Iterator[Event]:
         yield replace(made_up, kind=Kind.JOB_EXITED, data=data)
 
 
-_TICK_S = 0.01  # the longest tick (CONFIG_HZ=100) of the clock from which Linux takes the times of files
+_TICK_S = 0.01  # seconds: the longest tick (CONFIG_HZ=100) of the clock that gives files their times
 _OF_STEPS = (Kind.STEP, Kind.LOSS)
 _OF_SAVES = (Kind.SAVE_BEGIN, Kind.SAVE_END)
 _ALWAYS = (Kind.RANK_UP, Kind.RANK_EXITED, Kind.AGENT_ENDED, Kind.AGENT_FAILED, Kind.AGENT_STARTED)
@@ -205,7 +205,7 @@ class Cut:
 
 
 def truncate(events: Iterable[Event], ranks: int) -> Cut | None:
-    """The cut of a run that was ended on purpose. None if some rank of its newest attempt made no step."""
+    """Where to cut a run that was ended on purpose. None if a rank of its newest attempt made no step."""
     steps = [event for event in events if event.kind is Kind.STEP and event.attempt is not None]
     newest = max((event.attempt or 0 for event in steps), default=0)
     own = [event for event in steps if event.attempt == newest]
@@ -250,9 +250,9 @@ def truncate_all(run: Record, twins: Sequence[Record], ranks: int) -> tuple[Reco
 
 
 def _superseded(found: Sequence[Checkpoint], changed: Collection[str]) -> set[str]:
-    """The torn checkpoints that are older than a whole checkpoint that was changed after the cut. They are excused: a
-    newer checkpoint may have replaced them at the cut and may be gone since, because a job may keep only its newest
-    checkpoint. Only checkpoints that the dead attempt left are excused, not those that the resumed job wrote."""
+    """The torn checkpoints that are excused: a newer checkpoint may have replaced them at the time of the cut and be
+    gone since, because a job may keep only its newest checkpoint. These are older than a whole checkpoint that was
+    changed after the cut, and were left by the dead attempt, not written by the resumed job."""
     newer = [checkpoint.step or 0 for checkpoint in found if checkpoint.good and checkpoint.path in changed]
     return {one.path for one in found if newer and not one.complete and (one.step or 0) <= max(newer)}
 
@@ -261,7 +261,7 @@ def _twin_until(
     twin: Record, last: int, saved: int, ours: Mapping[str, int | None], changed: Collection[str]
 ) -> Record:  # fmt: skip
     """The twin as if it had ended with the global step `last`. Of its checkpoints after the step `saved`, only those in
-    `ours` (steps of checkpoints by path) remain. `changed`: paths that are left out."""
+    `ours` (the steps of our checkpoints, by path) remain. `changed`: paths that are left out."""
     last_s = max(
         (execution.mono_s for execution in twin.history.executions if (execution.global_step or 0) <= last), default=0.0
     )
@@ -284,8 +284,8 @@ def _twin_until(
 def _with(
     record: Record, events: Sequence[Event], checkpoints: Sequence[Any] | None = None, later: Sequence[Any] = ()
 ) -> Record:  # fmt: skip
-    """A copy of the record with other events and checkpoints, without the cached values of the old record. `later`:
-    checkpoints that are not judged."""
+    """A copy of the record with other events and checkpoints, and without values that were computed from the old ones.
+    `later`: checkpoints that are not judged."""
     artifacts = dict(record.artifacts)
     if checkpoints is not None:
         artifacts["inventory"] = {**artifacts["inventory"], "checkpoints": list(checkpoints), "later": list(later)}
@@ -316,7 +316,7 @@ def _until_step(events: Iterable[Event], step: int, mono_s: float) -> Iterator[E
 
 
 def _without(events: Iterable[Event], saves: Iterable[Save]) -> Iterator[Event]:
-    """The events without those of `saves`, and without those of other saves that began in the same step."""
+    """The events without those of `saves`, and without those of saves that began in the same step."""
     begun = {(save.attempt, save.local_step) for save in saves}
     left_out: set[tuple[int | None, str]] = set()
     for event in events:

@@ -74,7 +74,8 @@ _NEWS = (" hits ", " is applied", " missed", "the run is ended early")
 
 @contextmanager
 def following(log: Path, faults: Collection[str], tell: Callable[[str], None]) -> Iterator[None]:
-    """Passes to `tell` each line of the log about the end of one of the faults, or about an early end of the round."""
+    """Passes to `tell` a line when one of the faults has ended, or the round has ended early. Reads `log`, the round's
+    output, while the round runs."""
     over = Event()
     thread = Thread(target=_follow, args=(log, faults, tell, over), name="follow the round", daemon=True)
     thread.start()
@@ -113,7 +114,7 @@ class Day:
     overrides: tuple[str, ...]
     consent: tuple[str, ...]
     rounds: tuple[Round, ...]
-    without: tuple[tuple[str, float, str], ...] = ()  # causes of the preset whose faults can't be applied here
+    without: tuple[tuple[str, float, str], ...] = ()  # causes of the preset without a fault that can be applied here
 
     def to_json(self) -> dict[str, Any]:
         rounds = [
@@ -147,7 +148,7 @@ def _in_words(score: RoundScore) -> str:
 
 
 class DayRun:
-    """Runs a game day. A signal handler may call `stop` and `hurry`; the current round is then ended in order."""
+    """Runs a game day. A signal handler may call `stop` and `hurry`; then the current round ends in order."""
 
     def __init__(
         self, day: GameDay, plan: Day, folder: Path, keep: bool, tell: Callable[[str], None],
@@ -184,8 +185,8 @@ class DayRun:
             return done, why or self._given_up(done)
 
     def _in_time(self, one: Round, elapsed_s: float) -> Round:
-        """The round until the end of the game day at most, without the faults that could not end before that. The rest
-        period after a fault must fit in too."""
+        """The round, shortened to the end of the game day, without the faults that could not end by then. The rest
+        period after a fault must fit in too. `elapsed_s`: seconds of the day that are over."""
         left = self._day.duration - elapsed_s
         rest = self._day.rest
         due = [f for f in one.faults if f.at_s - one.start_s + (f.risk.for_ or 0.0) + rest <= left]
@@ -217,7 +218,7 @@ class DayRun:
         return score
 
     def _earlier(self) -> tuple[list[RoundScore], float]:
-        """The scores of rounds that an earlier process has done, and the time that they took in seconds."""
+        """The scores of the rounds that an earlier process did, and the seconds that they took."""
         done, elapsed_s = list[RoundScore](), 0.0
         for game_round in self._plan.rounds:
             path = self._home(game_round.number) / "score.json"

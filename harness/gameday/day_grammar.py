@@ -62,8 +62,8 @@ class Arrivals(Strict):
 
     @property
     def mean_s(self) -> float | None:
-        """The mean seconds between two faults, if they come at random: of n GPUs, one fails n times as often as a
-        single one. None if their times are given."""
+        """The mean time between two faults, in seconds. Of n GPUs, one fails n times as often as a single one. None if
+        the times of the faults are fixed (`every` or `trace`)."""
         return self.gpu_mtbf / self.gpus if self.gpu_mtbf and self.gpus else self.mtbf
 
 

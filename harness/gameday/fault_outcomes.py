@@ -1,12 +1,16 @@
 """Decides the outcome of each fault of a round, and divides the wall-clock time of a round into classes. Pure.
 
 The divided time begins with the end of the round's first step, because the start of the job belongs to no fault. It
-ends with the last step, or with the end of the run if the job got stuck. The classes are *productive* (steps of the
-final history), *lost* (steps done again), *checkpoint* (training stood still to save), *stalled* (the excess time of a
-step that took longer than LONG usual steps) and *down* (from the last step of an attempt to the first step of the next
-attempt). ETTR = productive / wall (Meta, arXiv 2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv
-2509.16293). Runtime goodput = (training - lost) / wall, in which saving and stalls count as training (Google's ML
-goodput)."""
+ends with the last step, or with the end of the run if the job got stuck. The classes:
+
+    productive   steps of the final history
+    lost         steps that were done again later
+    checkpoint   training stood still to save
+    stalled      the excess time of a step that took longer than LONG usual steps
+    down         from the last step of an attempt to the first step of the next attempt
+
+ETTR = productive / wall (Meta, arXiv 2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv 2509.16293).
+Runtime goodput = (training - lost) / wall, in which saving and stalls count as training (Google's ML goodput)."""
 
 from __future__ import annotations
 
@@ -57,8 +61,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class Ended:
-    """A step that all ranks have done. `at_s`: the time at which the last rank had done it (CLOCK_MONOTONIC). `counts`:
-    whether it belongs to the final history."""
+    """A step that all ranks have done. `at_s`: when the last rank ended it (CLOCK_MONOTONIC). `counts`: whether it
+    belongs to the final history."""
 
     attempt: int
     local_step: int
@@ -67,7 +71,8 @@ class Ended:
 
 
 def saves_under_fault(run: Record) -> set[tuple[int, int]]:
-    """Attempt and local step of each save during which a fault was on: how long it took says nothing of saves."""
+    """The (attempt, local step) of each save during which a fault was on. The duration of such a save is no measure of
+    saves."""
     on = [(one.at_s, until if (until := on_until_s(run, one)) < inf else one.at_s) for one in landings(run)]
     return {
         (save.attempt, save.local_step)
@@ -77,7 +82,8 @@ def saves_under_fault(run: Record) -> set[tuple[int, int]]:
 
 
 def clock_of(run: Record) -> Clock:
-    """A save during which a fault was on is counted as a usual save, and the rest of its time as stalled."""
+    """The seconds in each class. A save during which a fault was on counts only as long as a usual save; the rest of
+    its time is stalled."""
     steps = steps_of(run.history)
     if not steps:
         return Clock()
@@ -123,15 +129,15 @@ def usual_s(steps: list[Ended]) -> float:
 
 
 def _stuck_s(run: Record, last_s: float) -> float:
-    """The seconds from the last step to the end of a run that did not end on purpose. In that time the job was down, or
-    stood still."""
+    """The seconds from the last step to the end of the run, in which the job was down or stood still. 0 if the run
+    ended on purpose."""
     if run.stopped is not None:
         return 0.0 if run.ended_on_purpose else max(0.0, run.stopped.mono_s - last_s)
     return max(0.0, run.exited.mono_s - last_s) if run.exited and run.exit_code not in (0, None) else 0.0
 
 
-_SLOWER = 1.5  # times the duration of the steps before the round's first fault
-_SLOWER_S = 0.02  # and by at least this many seconds, because a small machine is noisy
+_SLOWER = 1.5  # times the step duration before the round's first fault
+_SLOWER_S = 0.02  # and at least this many seconds more, because a small machine is noisy
 _FEW = 10  # so many steps are needed to measure the duration of a step
 
 
@@ -146,7 +152,7 @@ class Outcome(str, Enum):
     UNJUDGED = "not judged"  # the job came back, and nothing shows whether its results are right
 
 
-# The worst first. A slow recovery is no outcome of its own: its times show it.
+# The worst first. There is no outcome for a slow recovery: its times show it.
 _OF_HARM = {
     Harm.WRONG_RESULT: Outcome.DAMAGED, Harm.LOST_WORK: Outcome.LOST_WORK, Harm.REACTION: Outcome.OTHERWISE,
     Harm.ENDING: Outcome.OTHERWISE, Harm.OTHER: Outcome.OTHERWISE,
@@ -165,10 +171,11 @@ class FaultOutcome:
 
 
 def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
-    """One outcome for each fault of the plan, in the order of the plan. A failed assertion belongs to the last fault
-    that landed before the moment at which the job went wrong; if that moment is not known, to the last fault that was
-    felt. A failure from before all faults belongs to none. Once the results of the job were damaged, nothing is known
-    about the results of later faults."""
+    """One outcome for each fault, in the order of the plan.
+
+    A failed assertion belongs to the last fault that landed before the job went wrong. If that time is not known, it
+    belongs to the last fault that was felt; if the job was wrong before all faults, to none. Once a fault has damaged
+    the results of the job, nothing is known about the results after later faults."""
     recoveries: dict[str, Recovery] = {}
     for recovery in result.recoveries:  # the worst outcome of a fault that landed several times
         recoveries[recovery.fault] = max(recoveries.get(recovery.fault, recovery), recovery, key=_badness)
@@ -220,8 +227,8 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
 
 
 def _wrong(result: Result) -> list[tuple[Case, Harm]]:
-    """The failed cases about the job's behaviour, the worst first; of equally bad cases, first the case that decided. A
-    case that follows from another case counts as gone wrong at the time of that case."""
+    """The failed cases about the job's behaviour, the worst first; of equally bad cases, first the case that decided.
+    If a case follows from another case, its time is that of the other."""
     failed = result.assertions(Verdict.FAILED)
     roots = {case.name: case.at_s for case in failed}
     failed = [replace(case, at_s=roots.get(case.follows or "", case.at_s)) for case in failed]
@@ -231,7 +238,7 @@ def _wrong(result: Result) -> list[tuple[Case, Harm]]:
 
 
 def _slower(run: Record, landed: Sequence[Landing]) -> tuple[str, str]:
-    """The fault after which the job was smaller, or clearly slower, until the end, and a clause about it. Both are
+    """The fault from which on the job was smaller, or clearly slower, until the end; and a clause about it. Both are
     empty if there is none."""
     attempts = [attempt for attempt in run.history.attempts if attempt.first_step is not None]
     if not landed or not attempts:
@@ -250,7 +257,7 @@ def _slower(run: Record, landed: Sequence[Landing]) -> tuple[str, str]:
         after = [step for step in steps if landing.at_s < step.at_s < end_s]
         after = [step for step in after if step.attempt == after[-1].attempt][-2 * _FEW :]
         if len(after) <= _FEW and end_s < inf:
-            continue  # too few to tell: an earlier fault may be the cause
+            continue  # too few steps to tell: an earlier fault may be the cause
         now = usual_s(after) if len(after) > _FEW else 0.0
         if now <= max(_SLOWER * was, was + _SLOWER_S):
             break

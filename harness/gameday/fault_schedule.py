@@ -1,6 +1,6 @@
-"""Loads the file of a game day, draws the whole day from the seed at the published rates of failures (presets.yaml),
-before anything is done, and turns each round into an ordinary scenario. All mistakes in the file are reported at once,
-each with its place."""
+"""Loads the file of a game day, and draws the whole day from the seed before anything is done, at the published rates
+of failures (presets.yaml). Then turns each round into an ordinary scenario. All mistakes in the file are reported at
+once, each with its place."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def presets() -> Presets:
 
 
 def mix_of(day: GameDay) -> Mix:
-    """The faults that may be drawn here. Raises UsageError if there is no such preset, or if none of its causes can be
-    injected here."""
+    """The faults that may be drawn here. Raises UsageError if the preset does not exist, or if none of its causes can
+    be injected here."""
     if day.preset is None:
         return Mix(tuple(day.faults))
     known = presets()
@@ -94,8 +94,8 @@ def mix_of(day: GameDay) -> Mix:
 
 
 def _first_possible(stand_ins: Sequence[Risk], day: GameDay) -> tuple[Risk | None, str]:
-    """The first fault that can be applied here. If there is none: None, and the reason why the last fault can't be
-    applied."""
+    """The first fault that can be applied here, and an empty text. If there is none: None, and why the last fault can't
+    be applied."""
     why = "no injector imitates it"
     for risk in stand_ins:
         why = _why_not(risk, day)
@@ -152,7 +152,7 @@ class Round:
 
 def draw(day: GameDay, risks: Sequence[Risk], seed: int) -> list[Drawn]:
     """Every fault of the day, in order of time. Each fault has its own random stream, so a longer day begins with the
-    faults of a shorter day. A fault that could not end before the day ends is left out."""
+    faults of a shorter day. Faults that could not end before the day ends are left out."""
     weights = list(accumulate(risk.weight for risk in risks))
     found = []
     for number, at_s in enumerate(arrivals(day.arrivals, day.duration, stream(seed, "arrivals"))):
@@ -178,8 +178,9 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
 
 
 def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
-    """Divides the day into rounds without gaps. A round ends with its last allowed fault or at its full length. If less
-    than SHORTEST_S without faults is left at the end, the last round is extended to the end of the day."""
+    """Divides the day into rounds without gaps. A round ends with the last fault that it may have, or at its full
+    length. If less than SHORTEST_S without faults would remain at the end of the day, the last round takes that
+    time."""
     found: list[Round] = []
     start_s, mine = 0.0, list[Drawn]()
 
@@ -206,7 +207,7 @@ USUAL = ("recovery_time", "loss_continuity", "sample_accounting", "checkpoint_in
 
 
 def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
-    """The scenario of one round. `here`: the folder of the day's file; `home`: the folder `{day}`."""
+    """The scenario of one round. `here`: the folder of the day's file. `home`: the folder that `{day}` stands for."""
     asserts: list[Any] = [{item.name: item.params} for item in day.assert_] or list(USUAL)
     quiet = {"wall": {"longer_than": _seconds(one.end_s - one.start_s)}}
     return {
@@ -227,8 +228,8 @@ def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, A
 
 
 def as_scenario(day: GameDay, here: Path, home: Path) -> dict[str, Any]:
-    """One scenario with everything that any round may contain, in the order of the file. The scenario checks run on
-    it."""
+    """One scenario with everything that any round may contain, in the order of the file, so that the checks of
+    scenarios can run on it."""
     every = [Drawn(f"risk-{number}", 0.0, risk) for number, risk in enumerate(day.faults)]
     return scenario_of(day, Round(0, 0.0, day.round.length, tuple(every)), here, home)
 
@@ -299,8 +300,8 @@ def _nothing(day: GameDay, tell: Tell) -> None: ...
 def load(
     path: Path, overrides: Sequence[str] = (), also: Callable[[GameDay, Tell], None] = _nothing
 ) -> GameDay:  # fmt: skip
-    """Loads the file of a game day. `also`: reports further mistakes. Raises ScenarioError with a line per mistake:
-    `file:line:column: what; what to do`."""
+    """Loads the file of a game day. `also`: a function that reports further mistakes. Raises ScenarioError with a line
+    per mistake: `file:line:column: what; what to do`."""
 
     def checked(day: GameDay, tell: Tell) -> None:
         also(day, tell)

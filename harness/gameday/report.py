@@ -1,5 +1,5 @@
-"""A game day on a terminal, in a few lines, as a Markdown page and as one HTML page: the verdict and its reason, the
-use of time, the score, every fault on a strip of the day, and the outcomes for each kind of fault."""
+"""A game day as a few lines on a terminal, a Markdown page, and one HTML page: the verdict and its reason, the use of
+time, the score, every fault on a strip of the day, and the outcomes for each kind of fault."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ _NAMES = {"ettr": "ettr (training time)", "mttr": "mttr (mean time to recover)"}
 
 
 def bound_gauges(cases: Sequence[Case]) -> list[Gauge]:
-    """Each bound beside its figure, with the verdict of its case. The bar of a figure that must be large is the figure
-    itself, with a mark at its bound; all others are full at their bound."""
+    """Each bound with its figure and the verdict of its case. If the figure must be large, the bar is the figure, with
+    a mark at the bound. Otherwise a full bar means that the figure is at its bound."""
     found = []
     for case in cases:
         for name, bound in case.bound.items():
@@ -135,8 +135,8 @@ def _parts(score: Score) -> list[str]:
 
 
 def spread_rows(score: Score) -> list[list[str]]:
-    """A row for each part of the recoveries: its name, how often it was seen, and its figures. A figure that so few
-    values can't have is empty."""
+    """A row for each part of the recoveries: its name, how often it was seen, and its figures. Empty text for a figure
+    that needs more values."""
 
     def row(name: str, found: Spread, words: Callable[[float], str]) -> list[str]:
         return [name, str(found.count), *("" if one is None else words(one) for one in found.figures())]
@@ -168,8 +168,8 @@ def again_in_words(day: Day, folder: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class ToLookAt:
-    """The faults and rounds that did not end with a simple recovery for one common reason. If a round did not pass for
-    a reason that none of its faults has, `outcome` and `faults` are empty."""
+    """The faults and rounds that did not end with a simple recovery, for the same reason. `outcome` and `faults` are
+    empty if it is the reason of a round, and of none of its faults."""
 
     outcome: str
     reason: str
@@ -185,7 +185,7 @@ _ROUNDS = ("error", "failed", "inconclusive", "passed")  # verdicts
 
 
 def to_look_at(rounds: Sequence[RoundScore]) -> list[ToLookAt]:
-    """What a reader should look at, each reason once. The reason that decided the verdict of the day comes first: the
+    """What a reader should look at, each reason once. First comes the reason that decided the verdict of the day: the
     worst outcome of a round with the worst verdict."""
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for scored in rounds:
@@ -279,7 +279,7 @@ def show(
 
 
 def faults_in_words(day: Day, begun: int, verdict: Verdict) -> str:
-    """How many faults were started. Of a day that passed, the reason names those that were not."""
+    """How many faults were started. If the day passed, also which faults were not."""
     return counted(begun, "fault") if verdict is Verdict.PASSED else _of(begun, faults_of(day.rounds), "fault")
 
 

@@ -1,5 +1,5 @@
-"""The score of a game day, which is the sum of its rounds, and its cases: for its faults, for each bound, and for its
-rollback. Pure."""
+"""The score of a game day, which is the sum of its rounds; and the cases of its verdict: one for its faults, one for
+each bound, and one for its rollback. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RoundScore:
     faults: tuple[FaultOutcome, ...] = ()
     saves_s: tuple[float, ...] = ()  # seconds that training stood still, for each checkpoint without a fault in it
     intervals_s: tuple[float, ...] = ()  # seconds of training between two checkpoints
-    failed: tuple[str, ...] = ()  # assertions, each with its reason
+    failed: tuple[str, ...] = ()  # assertions that were inconclusive, each with its reason
     passed: tuple[str, ...] = ()  # assertions, by name
     untold: tuple[str, ...] = ()  # inconclusive cases, by name
     restarted: bool = True  # whether the job started again after a fault
@@ -73,8 +73,8 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
 
 
 def _saves(run: Record) -> list[tuple[int, float, float | None]]:
-    """One tuple for each step after which a file was written: attempt, begin of the save, seconds that training stood
-    still; None if a fault was on during the save."""
+    """For each step after which a file was written: its attempt, when the save began, and the seconds that training
+    stood still (None if a fault was on during the save)."""
     blocked, hit = standstill(run.history).blocked, saves_under_fault(run)
     begun: dict[tuple[int, int], float] = {}
     for save in run.history.saves:
@@ -100,8 +100,9 @@ class Spread:
         return cls(len(values), fmean(values), median(values), p90(values), max(values))
 
     def figures(self) -> tuple[float | None, ...]:
-        """Mean, median, p90 and most; None where so few values make it the same as another of them."""
-        few = (1, 3, 10, 2)  # values that each needs
+        """Mean, median, p90 and most. None for a figure that would be the same as another, because there are too few
+        values."""
+        few = (1, 3, 10, 2)  # the number of values that each figure needs
         figures = (self.mean, self.median, self.p90, self.most)
         return tuple(one if self.count >= least else None for one, least in zip(figures, few, strict=True))
 
@@ -163,7 +164,7 @@ def total(rounds: Sequence[RoundScore]) -> Score:
 
 
 def settled(rounds: Sequence[RoundScore]) -> list[RoundScore]:
-    """The same rounds, but the faults of a round that is no evidence do not count as recovered."""
+    """The same rounds; in a round that proves nothing, no fault counts as recovered."""
     return [_without_recoveries(one) if _proves_nothing(one, rounds) else one for one in rounds]
 
 
@@ -177,8 +178,8 @@ def _without_recoveries(scored: RoundScore) -> RoundScore:
 
 
 def _proves_nothing(scored: RoundScore, rounds: Sequence[RoundScore]) -> bool:
-    """Whether the rounds prove nothing. A round in which no fault restarted the job has no step that was done twice,
-    and so nothing to compare. That is no lack of evidence if another round has such steps."""
+    """Whether a round proves nothing. If no fault restarted the job in it, it has no step that was done twice, and so
+    nothing to compare. Such a round is still evidence if other rounds passed the assertions that lacked data in it."""
     if scored.verdict not in ("inconclusive", "error"):
         return False
     told = {name for other in rounds for name in other.passed}
@@ -201,7 +202,7 @@ def expected_ettr(
     return max(0.0, 1 - (restart_s + interval_s / 2) / mtbf_s) / (1 + write_s / interval_s)
 
 
-_NAMED = 3  # dropped faults that are named
+_NAMED = 3  # the most dropped faults that are named
 AT_LEAST = ("ettr", "goodput")  # all other bounds are upper bounds
 _SECONDS = ("mttr", "mttr_p90")
 

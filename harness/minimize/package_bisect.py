@@ -1,9 +1,9 @@
-"""Finds the releases of a package, or of several packages that are changed together, with which a recovery begins or
-ceases to fail. Chosen releases are installed by pip into folders that PYTHONPATH puts before the installed packages.
+"""Finds the releases of a package, or of several packages that are changed together, at which a recovery begins or
+ceases to fail. pip installs the chosen releases into folders that PYTHONPATH puts before the installed packages.
 
 Between two releases with different verdicts, the one in the middle is tried, as `git bisect` does. If a release has no
-verdict, the nearest other release is tried instead. So a change of the verdict is found between two neighbouring
-releases, unless all releases between the two have no verdict."""
+verdict, the nearest other release is tried instead. So the verdict is found to change between two neighbouring
+releases, or between two that have only releases without a verdict between them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchaos.harness.record.rundir import results_in
 from torchaos.harness.registry import suggest
 
 ReleaseVerdict = Callable[[int], bool | None]  # of a number: passed, failed, or (None) no verdict
-MOST_WITHOUT = 3  # a change is given up after this many numbers between its two ends without a verdict
+MOST_WITHOUT = 3  # after this many numbers without a verdict between its two ends, a change is not narrowed further
 
 
 class Change(NamedTuple):
@@ -44,10 +44,12 @@ class Change(NamedTuple):
 
 
 def changes(count: int, verdict: ReleaseVerdict, known: Iterable[int] = (), samples: int = 0) -> list[Change]:
-    """All changes that were found between 0 and `count` - 1, in order. The two ends and the `known` numbers are tried
-    first. If all of them have the same verdict, up to `samples` more numbers are tried, each in the middle of the
-    widest gap. `verdict` may be costly, and is called at most once for each number. Changes between two tried numbers
-    with the same verdict are not found, and of several changes between two tried numbers only one is found."""
+    """The changes of the verdict that were found between 0 and `count` - 1, in order. `verdict` may be costly, and is
+    called at most once for each number.
+
+    The two ends and the `known` numbers are tried first. If these have the same verdict, up to `samples` more numbers
+    are tried, each in the middle of the widest gap. Between two tried numbers with the same verdict no change is found,
+    and with different verdicts only one."""
     tried: dict[int, bool | None] = {}
 
     def ask(at: int) -> bool | None:
@@ -94,7 +96,7 @@ class Range:
     @classmethod
     def of(cls, text: str, releases_of: Callable[[str], Sequence[str]], now: str | None) -> Range:
         """Reads NAME, NAME=FIRST..LAST, or with known releases between: NAME=1.0..1.2..1.5. Empty FIRST: the installed
-        version, `now`. Empty LAST: the newest release. Raises UsageError."""
+        version, `now`. Empty LAST: the newest release. Raises UsageError if the text or a release is wrong."""
         package, _, span = text.partition("=")
         every = releases_of(package)
         first, *known, last = span.split("..") if ".." in span else [span, ""]
@@ -123,7 +125,7 @@ class Found:
     passed_before: bool
     is_exact: bool
     beside: Pins
-    together: Sequence[str] = ()  # packages in `beside` without whose newer release the verdict does not change
+    together: Sequence[str] = ()  # packages in `beside` that need their newer release for the change
 
     def __str__(self) -> str:
         kind = "begins" if self.passed_before else "ends"
@@ -140,8 +142,8 @@ class Found:
 
 @dataclass
 class Bisect:
-    """Finds the releases at which the verdict changes. `verdict` is called once for each set of releases. `samples`:
-    how many releases of a single package are tried between its ends, if both ends have the same verdict."""
+    """Finds the releases at which the verdict changes. `verdict` is called once for each set of releases. `samples`: if
+    both ends of a package have the same verdict, how many releases between them are tried."""
 
     ranges: Sequence[Range]
     verdict: Callable[[Pins], Passed]
@@ -166,7 +168,7 @@ class Bisect:
         return ExitCode.PASSED if newest else ExitCode.FAILED
 
     def _along(self, line: Range, newer: Sequence[Range]) -> list[Found]:
-        """The changes along the releases of one package. The packages in `newer` have their last release."""
+        """The changes along the releases of one package, while the packages in `newer` have their last release."""
         pins = self._pins(newer)
         beside = {name: version for name, version in pins.items() if name != line.package}
 
@@ -219,9 +221,8 @@ class Packages:
         return line.partition(":")[2].replace(",", " ").split()[::-1]
 
     def needed(self, pins: Mapping[str, str]) -> list[str]:
-        """The packages that must be installed, as NAME==VERSION, so that the job has these releases: the packages
-        themselves, unless this version is installed, and their missing dependencies. torch is never replaced. Raises
-        NotInstallable."""
+        """What must be installed, as NAME==VERSION, to give the job these releases: the packages whose installed
+        version is another, and their missing dependencies. torch is never replaced. Raises NotInstallable."""
         asked = [f"{name}=={version}" for name, version in pins.items()]
         if torch := installed(self.python).get("torch"):
             asked.append(f"torch=={torch}")
@@ -274,7 +275,7 @@ def _reason(text: str) -> str:
     return next((line for line in text.splitlines() if "ERROR" in line), "pip gives no reason")
 
 
-# From a PYTHONPATH, makes the words of `torchaos run`, and a name for the run: a digest of all that may change the
+# For a PYTHONPATH: the words of `torchaos run`, and a name for the run, which is a digest of all that may change the
 # verdict.
 Prepare = Callable[[str], tuple[list[str], str]]
 
@@ -293,8 +294,8 @@ class Tries:
     runs: int = 0
 
     def __call__(self, pins: Pins) -> Passed:
-        """Whether the recovery passes with these releases; None if the run is no evidence. Raises ChaosError if it was
-        stopped, or if a run could not be made."""
+        """Whether the recovery passes with these releases; None if the run is no evidence. Raises ChaosError if this
+        was stopped, or if the run could not be made."""
         try:
             words, name = self.prepare(self.packages.path_with(pins))
         except NotInstallable as error:

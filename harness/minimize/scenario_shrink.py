@@ -34,14 +34,14 @@ class Ran:
 
 
 class Child:
-    """Runs one scenario at a time. A signal handler may call `stop`: then the run is ended normally, and judged."""
+    """Runs one scenario at a time. A signal handler may call `stop`: then the run ends in order, and is judged."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = ""
 
     def stop(self, reason: str) -> None:
-        """Ends the run normally. After a second call, the job gets no grace period."""
+        """Ends the run in order. After a second call, the job gets no grace period."""
         self.stopped = self.stopped or reason
         if self._process and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -91,8 +91,8 @@ Item = TypeVar("Item")
 
 
 def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """The smallest part of `items` that was found to fail still. `fails(items)` must be true. `fails` is called at most
-    once for each part, because it may be costly."""
+    """The smallest part of `items` for which `fails` was found to be true. `fails(items)` must be true. `fails` may be
+    costly, and is called at most once for each part."""
     known: dict[tuple[int, ...], bool] = {}
 
     def still(part: Sequence[int]) -> bool:
@@ -165,14 +165,14 @@ class Shrink:
         return cls(scenario, plan.seed, plan.consent, wrong, home, n, k, tell)
 
     def __call__(self) -> dict[str, Any] | None:
-        """Returns the smallest scenario. None if even all faults together did not fail again k times of n."""
+        """Returns the smallest scenario. None if all faults together no longer fail in k of n tries."""
         faults = self.scenario["faults"]
         if not self._fails(faults):
             return None
         return with_faults(self.scenario, ddmin(faults, self._fails))
 
     def _fails(self, faults: Sequence[dict[str, Any]]) -> bool:
-        """Whether the scenario with these faults fails. Tries until k runs have failed, or until k failures are no
+        """Whether the scenario with these faults fails: tries until k runs have failed, or until k failures are no
         longer possible."""
         names = tuple(name_of(fault) for fault in faults)
         failed = tries = 0
@@ -214,7 +214,7 @@ def name_of(fault: dict[str, Any]) -> str:
 
 
 def with_faults(scenario: dict[str, Any], faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The scenario with only these of its faults. A fault that waited for a removed fault gets the trigger of the
+    """The scenario with only these of its faults. If a fault waited for a removed fault, it gets the trigger of the
     removed fault."""
     whens = {name_of(fault): fault["when"] for fault in scenario["faults"]}
     kept = {name_of(fault) for fault in faults}
@@ -237,7 +237,8 @@ def _when(when: dict[str, Any], kept: set[str], whens: dict[str, dict[str, Any]]
 
 
 def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
-    """Gives each try its own folder, which is empty at first, if the rounds of a game day share the job's folder."""
+    """If the rounds of a game day share the job's folder, gives each try a folder of its own, which is empty at
+    first."""
     days = {str(path) for path in _folders(scenario)}
 
     def moved(value: Any) -> Any:

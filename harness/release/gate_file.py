@@ -34,7 +34,8 @@ def _day(value: object) -> date:
 
 
 class Waiver(Strict):
-    """One assertion of one scenario that may fail until a day. An incomplete rollback and an error are never waived."""
+    """An assertion of one scenario that may fail until a day. A waiver never covers an incomplete rollback or an
+    error."""
 
     scenario: Text
     assertion: Annotated[str, Field(description="The assertion's name. `faults`: the job does not outlive its faults.")]
@@ -92,14 +93,15 @@ class Gate(Strict):
         return [waiver for waiver in self.waivers if waiver.environments is None or environment in waiver.environments]
 
 
-FAULTS = "faults"  # the case about the faults, which every run with faults has beside its assertions
+FAULTS = "faults"  # the case about the faults, which every run with faults has
 Layer = Mapping[str, Mapping[str, Any]]  # parameters by assertion
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A scenario that must have a run that counts. `layers`: sets of bounds. Each set holds in addition to the
-    scenario's own bounds. `explored`: it must have an exploration instead, whose verdict is taken as it is."""
+    """A scenario that must have a run that counts. `layers`: sets of bounds; each set holds in addition to the
+    scenario's own bounds. `explored`: an exploration is required instead of a run, and its verdict is not judged
+    again."""
 
     path: Path
     text: bytes
@@ -146,7 +148,7 @@ def load(path: Path) -> Loaded:
 
 
 def _files(gate: Gate, key: str, file: Path, tell: Tell) -> list[Path]:
-    """The scenario files, in the gate's order. The gate's own file is left out if it is in the same folder."""
+    """The scenario files, in the gate's order, without the gate's own file."""
     found: list[Path] = []
     for number, text in enumerate(getattr(gate, key)):
         path = file.parent / text
@@ -160,7 +162,7 @@ def _files(gate: Gate, key: str, file: Path, tell: Tell) -> list[Path]:
 
 
 def _loaded(files: Sequence[Path], environment: Environment, key: str, tell: Tell) -> list[tuple[Path, Scenario]]:
-    """The scenarios of the files that the gate has under that key."""
+    """The scenarios of the files under this key of the gate."""
     scenarios, wrong = [], []
     for file in files:
         try:
@@ -189,8 +191,8 @@ def _wanted(files: Sequence[Path], environment: Environment, at: Keys, tell: Tel
 def _bounds(
     pattern: str, items: Sequence[Item], scenarios: Sequence[Scenario], at: Keys, tell: Tell
 ) -> list[tuple[str, Layer]]:  # fmt: skip
-    """The bounds for each scenario that the pattern matches: these bounds, and the scenario's own parameters where a
-    bound is missing."""
+    """The bounds for each scenario whose name matches the pattern. If a bound lacks a parameter, it has the scenario's
+    own value."""
     matched = [one for one in scenarios if fnmatchcase(one.scenario, pattern)]
     if scenarios and not matched:
         tell(at, f"no scenario is called {pattern!r}{_near(pattern, [one.scenario for one in scenarios])}", True)

@@ -1,7 +1,8 @@
-"""Finds run directories, at any depth in a folder of artifacts, and decides which of them count for a gate. A run
-counts if it was made from exactly the gate's scenario text, with the gate's options (`set`), with the job's present
-sources or at the wanted commit, with the wanted versions, and recently enough. Of the runs that count, the newest of
-each seed is judged. A run with an unknown property counts too, but closes the gate."""
+"""Finds run directories, at any depth in a folder of artifacts, and decides which of them count for a gate.
+
+A run counts if all of these fit: the scenario text, the options of the gate (`set`), the job's sources (as they are
+now, or at the wanted commit), the wanted versions, and the age. Of the runs that count, the newest of each seed is
+judged. If it is not known whether something fits, the run counts, but the gate stays closed."""
 
 from __future__ import annotations
 
@@ -31,14 +32,16 @@ _CONFIGURATION = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".
 
 
 class Unknown(Exception):
-    """The sources can't be compared. The text is a clause that says why."""
+    """It is not known whether the sources have changed. The text is a clause with the reason."""
 
 
 def changed_since(run: RunDir, job: Job, file: Path) -> str:
-    """A clause about the first source of the job that has changed since the run. Empty if none has changed. Sources are
-    the files that are part of a twin's key (running/twin_key.py), and the configuration files that the job read in the
-    twin of the run. Their paths are relative to the job's working directory, so the run may have been made in another
-    checkout, or on another machine. `job`: the job of the scenario in `file`. Raises Unknown."""
+    """A clause about the first source of the job that has changed since the run. Empty if none has changed. Raises
+    Unknown.
+
+    Sources are the files that are part of a twin's key (running/twin_key.py), and the configuration files that the job
+    read in the twin of the run. Their paths are relative to the job's working directory, so the run may be from another
+    checkout or machine. `job`: the job of the scenario in `file`."""
     try:
         cwd = folder_of(job, file)
         plan = Plan.read(run.plan)
@@ -72,8 +75,7 @@ def _recorded(run: RunDir) -> Mapping[str, str]:
 
 
 def _read_by_the_twin(run: RunDir, cwd: Path) -> Mapping[str, str]:
-    """The digests of the sources and configuration files below the job's working directory that the job of the twin
-    read."""
+    """The digests of the sources and configuration files that the twin's job read below its working directory."""
     made = made_of(run.twins / "0")
     found = {
         os.path.relpath(path, cwd): was for path, (_, _, was) in (made.files if made else {}).items()
@@ -98,8 +100,8 @@ class Terms:
 
 @dataclass(frozen=True)
 class Found:
-    """A run directory that was found, or the directory of an exploration (`explored`). `result`: its stored result;
-    None, with the `problem`, if it can't be read."""
+    """A run directory, or the directory of an exploration (`explored`). `result`: its stored result; None if it can't
+    be read, with the reason in `problem`."""
 
     folder: RunDir
     text: bytes
@@ -110,12 +112,12 @@ class Found:
 
     @property
     def recorded(self) -> RunDir:
-        """The run directory with the record. For an exploration: that of the run that was recorded."""
+        """The run directory with the record. For an exploration: the directory of the recorded run."""
         return RunDir(self.folder.root / "recorded") if self.explored else self.folder
 
     @cached_property
     def known_result(self) -> Result | None:
-        """The stored result of the run. If there is none, the result of judging the record again. None if the record
+        """The stored result of the run or, if there is none, the result of judging the record again. None if the record
         can't be judged."""
         if self.result is not None or self.explored:
             return self.result
@@ -208,7 +210,7 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
 
 
 def why_not(run: Found, wanted: Wanted, terms: Terms) -> str:
-    """A clause that follows `the run` if the run does not count. Empty if it counts."""
+    """Why the run does not count, as a clause that follows `the run`. Empty if it counts."""
     if run.options is not None and sorted(run.options) != sorted(terms.set):
         options = " ".join(shlex.quote(option) for option in run.options) or "nothing"
         return f"was run with other options than the gate's `set` ({options})"
@@ -219,14 +221,15 @@ def why_not(run: Found, wanted: Wanted, terms: Terms) -> str:
             return f"was made with {name} {version}, not {pattern}"
     if run.started is not None and terms.now - run.started > terms.max_age:
         return f"is stale: it began {_long(terms.now - run.started)} ago, and {_long(terms.max_age)} are allowed"
-    with suppress(Unknown):  # `doubt` says so
+    with suppress(Unknown):  # not known: `doubt` says so
         if changed := "" if terms.commit else changed_since(run.recorded, wanted.scenario.job, wanted.path):
             return f"was made with other code of the job: {changed}"
     return ""
 
 
 def doubt(run: Found, wanted: Wanted, terms: Terms) -> str:
-    """The reason if a run that counts closes the gate in spite of its verdict; else empty."""
+    """Why a run that counts keeps the gate closed, whatever its verdict: something about it is not known. Empty if all
+    is known."""
     if run.result is None:
         return f"{run.problem}; run it again"
     if run.started is None:

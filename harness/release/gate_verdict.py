@@ -1,8 +1,8 @@
-"""Judges the runs that count again under the gate's bounds, then applies the waivers, and decides when a waiver itself
+"""Judges the runs that count again under the gate's bounds, applies the waivers, and decides when a waiver itself
 closes the gate. Pure.
 
-A bound of the gate holds in addition to the scenario's own bound: the assertion is judged offline under each bound, and
-must pass under all. So the tightest bound decides, and a looser bound changes nothing."""
+The assertion is judged offline under each bound of the gate, and under the scenario's own, and must pass under all. So
+the tightest bound decides, and a looser bound changes nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Waived:
 
 
 def apply(waiver: Waiver | None, variants: Sequence[Case], today: date) -> Waived:
-    """Applies a waiver to the verdicts of one case: the stored verdict, and the verdict under each set of bounds. The
-    worst verdict counts. The waiver must be valid today, and cover every verdict that is not passed."""
+    """Applies a waiver to one case. `variants`: its stored verdict, and its verdict under each set of bounds; the worst
+    counts. A failure is waived only if the waiver is valid today and covers every verdict that is not *passed*."""
     red = [case for case in variants if case.verdict is not Verdict.PASSED]
     if not red:
         return Waived(variants[-1], Verdict.PASSED)
@@ -51,8 +51,8 @@ def apply(waiver: Waiver | None, variants: Sequence[Case], today: date) -> Waive
 
 
 def state(waiver: Waiver, said: Sequence[Verdict], today: date) -> Case:
-    """The case of the waiver itself. `said`: the verdicts of its assertion in each run that counts as evidence, before
-    any waiver."""
+    """The case of the waiver itself. `said`: for each run that counts as evidence, the verdict of the waived assertion
+    before the waiver."""
     name, about = f"{waiver.scenario}: {waiver.assertion}", f"{waiver.ticket}: {waiver.reason}"
     passes = bool(said) and all(verdict is Verdict.PASSED for verdict in said)
     if expired(waiver, today):
@@ -92,8 +92,9 @@ WAIVERS = "waivers"  # the name of the group of waivers in reports
 
 @dataclass(frozen=True)
 class Judged:
-    """A gate and its runs, judged. `results`: the results under the gate, grouped by scenario, and the waivers last.
-    `repeats`: the scenarios that are judged by their rate. `missing`: the scenarios without a run that counts."""
+    """A gate and its runs, judged. `results`: the results under the gate, grouped by scenario, and last those of the
+    waivers. `repeats`: the scenarios that are judged by their rate. `missing`: the scenarios without a run that
+    counts."""
 
     gate: str
     environment: str
@@ -147,8 +148,7 @@ def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
 
 
 def _codes(results: Sequence[Result], together: Repeats | None) -> list[ExitCode]:
-    """The exit codes. A run that can't be judged closes the gate by itself; it is not counted as a failed
-    repetition."""
+    """The exit codes. A run that can't be judged closes the gate by itself: it is no failed repetition."""
     alone = [result for result in results if together is None or result.verdict is Verdict.ERROR]
     return [*([ExitCode(together.exit_code)] if together else []), *(ExitCode(result.exit_code) for result in alone)]
 
@@ -199,8 +199,8 @@ def _names(view: Result) -> set[str]:
 
 
 def judged_again(run: Found, layers: Sequence[Layer]) -> list[Result]:
-    """The results of the record under each set of bounds, or under the run's own bounds if the gate has none. Raises
-    ChaosError, OSError."""
+    """The results of judging the record under each set of bounds; without a set, under the run's own bounds. Raises
+    ChaosError or OSError if the run can't be read."""
     record, twins = records_of(run.folder.check())
     plans = [_under(record.plan, layer) for layer in layers] or [record.plan]
     return [verdict_of(replace(record, plan=plan), twins, str(run.folder.root)) for plan in plans]
@@ -212,8 +212,8 @@ def _under(plan: Plan, layer: Layer) -> Plan:
 
 
 def _untold(views: Sequence[Result]) -> list[Case]:
-    """Cases for problems of a whole run that its own cases do not show: it was ended early, its journal is damaged, or
-    a twin's rollback is incomplete. No waiver covers them."""
+    """Cases for problems of a whole run that none of its cases shows: it was ended early, its journal is damaged, or a
+    twin's rollback is incomplete. No waiver covers them."""
     found: dict[str, Case] = {}
     for view in views:
         by_case = any(case.verdict is view.verdict and case.name == view.decided_by for case in view.cases)
@@ -244,8 +244,8 @@ def _result(
 
 
 def _order(case: Case, views: Sequence[Result]) -> tuple[int, bool]:
-    """The order of cases, as in the run's own verdict: a doubt about the faults comes before failures, unless a view of
-    the run failed. Of several equal cases, the case that decided in a view comes first."""
+    """The sort key of a case. As in the run's own verdict, a doubt about the faults comes before failures, unless a
+    view of the run failed. Of equally bad cases, the case that decided a view comes first."""
     doubted = case.kind == "faults" and not any(view.verdict is Verdict.FAILED for view in views)
     places = (Verdict.ERROR, Verdict.INCONCLUSIVE if doubted else None, Verdict.FAILED, Verdict.INCONCLUSIVE)
     return places.index(case.verdict), all(case.name != view.decided_by for view in views)

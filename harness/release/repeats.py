@@ -1,10 +1,10 @@
 """Repetitions of a scenario: how often it is repeated, how many must pass, the distributions of the measured values,
 and one verdict on all of them. A repetition passes if its run is *passed*. An inconclusive repetition proves nothing:
-it counts neither towards the runs that must pass, nor as a failure.
+it counts neither as passed nor as failed.
 
-The confidence bounds of a rate are exact, by Clopper and Pearson (Biometrika 26, 1934), computed by SciPy, which
-belongs to the extra `statistics`. Each bound is one-sided: with the given confidence, the true rate is above `lower`,
-or below `upper`. For 0 failures in 200 trials, the upper bound at 0.95 is 0.0149."""
+The confidence bounds of a rate are exact (Clopper and Pearson, Biometrika 26, 1934). SciPy computes them; it is in the
+extra `statistics`. Each bound is one-sided: with the given confidence, the true rate is above `lower`, or below
+`upper`. For 0 failures in 200 trials, the upper bound at 0.95 is 0.0149."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Ask:
 
     times: int = 1
     at_least: int | None = None  # the number that must pass
-    rate: float | None = None  # the share that must pass, which must be shown with `confidence`
+    rate: float | None = None  # the share that must pass; it must be shown with `confidence`
     confidence: float = CONFIDENCE
 
     @property
@@ -97,8 +97,8 @@ def ask_of(
     written: Repeat | None, times: int | None = None, at_least: int | None = None, rate: float | None = None,
     confidence: float | None = None,
 ) -> Ask:  # fmt: skip
-    """Combines `repeat` of the scenario with the options of the command line, which win. `times` replaces everything in
-    the scenario; a criterion replaces the scenario's criterion. Raises UsageError if the criterion can't be met or
+    """Combines the scenario's `repeat` with the options of the command line, which win: `times` replaces all of
+    `repeat`; `at_least` or `rate` replaces its criterion. Raises UsageError if the criterion can't be met or
     contradicts itself."""
     base = Ask() if written is None else Ask(written.times, written.at_least, written.rate, written.confidence)
     base = base if times is None else Ask(times)
@@ -130,12 +130,12 @@ def _checked(ask: Ask) -> Ask:
 
 @dataclass(frozen=True)
 class Distribution:
-    """The distribution of one figure over the repetitions that passed or failed."""
+    """The distribution of a figure over the repetitions that passed or failed."""
 
     name: str  # "caught up", "kill-2: caught up", "checkpoint_overhead: blocked"
     seconds: bool
     count: int  # repetitions in which it was seen
-    unseen: int  # repetitions in which it was not seen, such as a part of a recovery that never came
+    unseen: int  # repetitions in which it was not seen, such as a part of a recovery that was never reached
     min: float | None
     median: float | None
     p90: float | None  # the 90th percentile
@@ -151,7 +151,7 @@ class Distribution:
 
 
 def p90(values: Sequence[float]) -> float:
-    """The 90th percentile by nearest rank: the smallest measured value that is not below 90 % of the values."""
+    """The 90th percentile by nearest rank: the smallest of the values such that 90 % of all values are not larger."""
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
@@ -196,8 +196,8 @@ def _figures(result: Result) -> Iterator[tuple[str, tuple[float | None, bool]]]:
 def _is_repeated(
     name: str, values: list[float | None], known: Sequence[list[float | None]], found: dict[str, Distribution]
 ) -> bool:
-    """Whether a measured value of an assertion is in the table of recoveries already, as those of recovery_time are:
-    under the same name, or as the same numbers, if some of these are fractions."""
+    """Whether the table of recoveries already has this measured value of an assertion: a figure with the same name, or
+    one with the same numbers, if some of these are fractions."""
     fractions = any(value is not None and not float(value).is_integer() for value in values)
     return name.partition(": ")[2] in found or (fractions and values in known)
 
@@ -208,8 +208,8 @@ _ERRORS = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
 
 @dataclass(frozen=True)
 class Rate:
-    """The rate of the whole scenario, or of one of its cases. The bounds are one-sided, each with the requested
-    confidence; None if SciPy is not installed."""
+    """The rate of the whole scenario, or of one of its cases. Each bound is one-sided, with the requested confidence;
+    None if SciPy is not installed."""
 
     name: str  # "scenario", or the case's
     passed: int

@@ -1,11 +1,11 @@
-"""Compares two sets of runs, scenario by scenario: is the second worse than the first? Pure. A difference counts if it
-is larger than a tolerance, and if chance alone would cause it in at most 5 of 100 cases, by an exact rank test (Mann
-and Whitney, one-sided). The test needs at least three runs on each side. If it can't decide, the result is *unclear*,
+"""Compares two sets of runs, scenario by scenario: is the second set worse than the first? Pure. A difference counts if
+it is larger than a tolerance, and if chance alone would cause it in at most 5 of 100 cases (exact one-sided rank test
+of Mann and Whitney). The test needs at least three runs on each side. If it can't decide, the result is *unclear*,
 never *the same*.
 
-Also the scores of game days ("nights"), in the history beside their folder, and comparisons between them. One row for
-each night; `score` holds the whole score.json. A night is its own sample: its rounds are compared by the share of
-training time, its faults by recovery and lost steps."""
+Game days ("nights") are compared in the same way. Their history is a file beside their folder, with one row for each
+night; the column `score` holds the whole score.json. Each night is a sample: the share of training time in its rounds,
+and the recovery times and lost steps of its faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchaos.harness.reporting.trend_store import Kept
 
 TOLERANCE, FLOOR_S = 0.25, 0.5  # relative; in seconds. Smaller differences do not count
 _CHANCE, _FEWEST = 0.05, 3
-_EXACT = 20_000  # ways to divide the runs into two sides; for more, the normal approximation is as good
+_EXACT = 20_000  # the most ways to divide the runs into two sides that are all tried; beyond, a normal approximation
 
 
 class Change(str, Enum):
@@ -149,8 +149,8 @@ def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: 
 
 
 def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
-    """The probability that chance alone ranks the values of `large` as high as they are (Mann and Whitney's U; equal
-    values get their mean rank)."""
+    """The probability that chance alone would rank the values of `large` at least as high as they are ranked (Mann and
+    Whitney's U; equal values get their mean rank)."""
     every = sorted((*small, *large))
     ranks = [(every.index(value) + len(every) - 1 - every[::-1].index(value)) / 2 for value in (*large, *small)]
     seen, count = sum(ranks[: len(large)]), len(large)
@@ -163,7 +163,7 @@ def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
 
 
 def _grown(old: Sequence[Kept], new: Sequence[Kept]) -> str:
-    """The part of the recovery that changed most, in words."""
+    """Names the part of the recovery whose time changed most."""
     parts = dict.fromkeys(part for run in old for recovery in run.result.recoveries for part in recovery.parts)
     found: list[tuple[float, str]] = []
     for part in parts.keys() - {"caught_up"}:
@@ -257,8 +257,8 @@ def add(path: Path, nights: Sequence[Night]) -> None:
 
 
 def kept(path: Path, names: Sequence[str] = (), commit: str = "", beside: Sequence[Night] = ()) -> list[Night]:
-    """The nights of the history at `path`, in order of time. `names`: only these (none: all). Only nights whose commit
-    begins with the given text. `beside`: nights that are added if the file lacks them. Changes nothing."""
+    """The nights of the history at `path`, in order of time. `names`: the game days to include; empty: all. `commit`:
+    the beginning of the wanted commits. `beside`: nights to add if the file lacks them. Changes no file."""
     rows = trend_store.rows_of(path, "nights", "folder", "score")
     found = {one.folder: one for one in (*(night for row in rows for night in _read(*row)), *beside)}
     wanted = (one for one in found.values() if not names or one.name in names)

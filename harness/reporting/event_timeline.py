@@ -20,7 +20,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.reporting.terminal.narrator import Narrator
 from torchaos.harness.reporting.terminal.text import on_one_line
 
-# These events get no line: the history reports them in global steps, or they don't matter after the run.
+# Events without a line: the history reports them in global steps, or they do not matter after the run.
 _ELSEWHERE = frozenset({
     Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.BEGUN, Kind.ARMED, Kind.HELD,
 })  # fmt: skip
@@ -40,7 +40,7 @@ class Moment(NamedTuple):
 
 
 class Turn(Moment):
-    """A turning point, which the short story has too."""
+    """A turning point: an event that the short story has too."""
 
 
 def happened(run: Record) -> list[Moment]:
@@ -184,7 +184,7 @@ def _saves(run: Record) -> Iterator[Moment]:
 
 
 def _removals(run: Record) -> Iterator[Moment]:
-    """Yields each path that was removed once, as all files of a folder may be reported one by one."""
+    """Yields each removed path once: for a folder, an event may exist for each of its files."""
     gone: dict[tuple[int | None, str], float] = {}
     for event in run.of_kind(Kind.REMOVED):
         gone.setdefault((event.attempt, checkpoint_of(str(event.data["path"]))), event.mono_s)
@@ -193,7 +193,7 @@ def _removals(run: Record) -> Iterator[Moment]:
 
 
 def _other_number(saves: Sequence[Save]) -> str:
-    """A remark if the name of the checkpoint has another number than its step. Both can't be right."""
+    """A remark if the number in the checkpoint's name is not its step. One of the two must be wrong."""
     named, step = number_in_name(_name(saves)), saves[0].global_step
     return "" if None in (named, step) or named == step else f", a name that says {named}"
 
@@ -203,7 +203,7 @@ def _name(saves: Sequence[Save], others: Sequence[str] | None = None) -> str:
 
 
 def _with_steps(run: Record, moments: Sequence[Moment]) -> Iterator[Moment]:
-    """Adds before each line the steps that were finished after the line before it."""
+    """Inserts before each line the steps that ended since the line before."""
     steps = _once_each(run.history.executions)
     at = 0
     for moment in moments:

@@ -1,6 +1,5 @@
-"""A run for other systems: metrics in Prometheus' text format, a trace of OpenTelemetry, and the result in a few words:
-as Markdown for a pull request or a CI step, as annotations of GitHub Actions, and as a message to an HTTP server (a
-chat, a pager, or a program).
+"""Exports a run to other systems: metrics in Prometheus' text format, a trace of OpenTelemetry, Markdown for a pull
+request or a CI step, annotations of GitHub Actions, and a message to an HTTP server (a chat, a pager, or a program).
 
 The body of the message is JSON. Slack, Mattermost and Teams' workflows show its `text`; the other keys are for
 programs."""
@@ -144,7 +143,8 @@ _SUITES = {Verdict.PASSED: "success", Verdict.FAILED: "failure", Verdict.ERROR: 
 
 @dataclass(frozen=True)
 class Span:
-    """`begin_s`, `end_s`: seconds of CLOCK_MONOTONIC. `problem`: why its status is an error; empty if it is not."""
+    """A span of the trace. `begin_s`, `end_s`: seconds of CLOCK_MONOTONIC. `problem`: why its status is an error;
+    empty: it is no error."""
 
     name: str
     begin_s: float
@@ -175,7 +175,8 @@ def spans_of(run: Record, result: Result) -> Span:
 
 
 def _fault(run: Record, result: Result, hit: Landing) -> Span:
-    """The span of a fault: from its hit until its undo. If it can't be undone, the span has no length."""
+    """The span of a fault, from the time when it hit until its undo. If the fault can't be undone, the span has no
+    length."""
     told = next((fault for fault in result.faults if fault.id == hit.fault), None)
     for_good = hit.fault in {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
     over_s = on_until_s(run, hit)
@@ -194,7 +195,7 @@ def _fault(run: Record, result: Result, hit: Landing) -> Span:
 
 
 def _recovery(hit: Landing, recovery: Recovery) -> Span:
-    """The span of a recovery. If the job never recovered, it lasts until the last part that was seen."""
+    """The span of a recovery. If the job never recovered, the span ends with the last part that was seen."""
     parts = [
         Span(headline.spent_in_words(one.part), hit.at_s + one.begin_s, hit.at_s + max(one.begin_s, one.end_s))
         for one in headline.spans(recovery.parts)
@@ -254,7 +255,7 @@ def send(run: Record, result: Result, commit: str = "") -> str:
 
 
 def _record(tracer: Any, span: Span, parent: Any, offset_s: float) -> None:
-    """`offset_s`: wall-clock time minus CLOCK_MONOTONIC."""
+    """Records the span and those inside it. `offset_s`: wall-clock time minus CLOCK_MONOTONIC."""
     from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
     attributes = {
@@ -299,9 +300,9 @@ def write(results: Sequence[Result], path: Path, happened: Mapping[str, Sequence
 
 
 def annotation(result: Result, scenario: Path) -> str:
-    """A line by which GitHub Actions shows a run that did not pass, beside its file in a pull request. A ready scenario
-    is no file of the user's repository. The form:
-    https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions"""
+    """An annotation: a line of output that makes GitHub Actions show a run that did not pass beside its scenario file
+    in a pull request. Ready scenarios have no file in the user's repository, so they get an annotation without a file.
+    The form: https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions"""
     lead, failures, more, log = why(result)
     level = "warning" if result.verdict is Verdict.INCONCLUSIVE else "error"
     about = {"title": f"torchaos {result.scenario}: {result.verdict.value}"}
@@ -385,8 +386,8 @@ def _cases(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _safe(text: str) -> str:
-    """The text on one line, without effect as Markdown: no markup, no cell border, and no notification of a user.
-    Secrets are masked."""
+    """The text on one line, with secrets masked and Markdown escaped: no markup, no border of a table's cell, and no
+    notification of a user."""
     plain = html.escape(shortened(on_one_line(mask(text)), _LONGEST), quote=False)
     return re.sub(r"([\\`*\[\]|#~])", r"\\\1", plain).replace("@", "&#64;").replace("__", "\\_\\_")
 
@@ -395,8 +396,8 @@ _PATIENCE_S, _LONGEST_LINE, _MOST = 10.0, 500, 5
 
 
 def post(url: str, kind: str, name: str, verdict: Verdict, why: Sequence[str], folder: str = "") -> str:
-    """Sends the verdict. `kind`: gameday or gate; `why`: the reason in sentences. Returns the problem, or an empty text
-    if the server accepted it. The problem never contains the address, which may be a secret."""
+    """Sends the verdict. `kind`: gameday or gate. `why`: the reason, in sentences. Returns a text about what went
+    wrong, empty if the server accepted the message. The text never has the address, which may be a secret."""
     told = [shortened(on_one_line(mask(text)), _LONGEST_LINE) for text in why]
     head = f"{_SIGNS[verdict]} torchaos {kind} {on_one_line(name)}: {verdict.value}"
     text = "\n".join([head, *(f"- {text}" for text in told[:_MOST])])

@@ -113,7 +113,8 @@ _NOT_FINISHED = "not finished"
 
 
 def placeholder_result(plan: Plan, run_dir: Path | str) -> Result:
-    """The result of an unfinished run. It has the same cases, in the same order, as the result that will replace it."""
+    """The result of an unfinished run: every case is an error. Names and order of the cases are those of the final
+    result."""
     faults = [Case("faults", "faults", Verdict.ERROR, _NOT_FINISHED)] if plan.faults else []
     asserts = [Case(one.name, "assertion", Verdict.ERROR, _NOT_FINISHED, bound=one.params) for one in plan.asserts]
     return Result(
@@ -134,7 +135,7 @@ _NAME, _MESSAGE, _TEXTS = (
     200,
     500,
     (8000, 2000, 500, 100),
-)  # characters of a text: the first limit with which the file fits is used
+)  # characters of a text: the first limit with which the file is small enough is used
 _FILE = 20 << 20  # bytes; GitLab takes 30 MB
 _ATTACHMENT = "[[ATTACHMENT|"
 
@@ -146,8 +147,8 @@ def write_junit(results: Sequence[Result], path: Path, repeats: Sequence[Repeats
 
 
 def text(results: Sequence[Result], repeats: Sequence[Repeats] = (), of: str = "") -> str:
-    """The JUnit XML of the results, which belong to `of`. A repetition of a scenario that is judged by its rate gets no
-    case of its own, because one failed repetition is no failure."""
+    """The JUnit XML of the results. `of`: what they belong to, such as a gate. If a scenario is judged by its rate, its
+    single repetitions get no cases, because one failed repetition is no failure."""
     found = ""
     for most in _TEXTS:
         found = _text(results, repeats, most, of)
@@ -205,7 +206,8 @@ def _suite(result: Result, suffix: str, several: bool, most: int) -> ElementTree
 
 
 def _cases(result: Result) -> list[Case]:
-    """The cases of the result. If all cases would pass although the run did not, a case for the run itself is added."""
+    """The cases of the result. If the run did not pass although all its cases did, there is one more case, for the run
+    itself."""
     verdicts = {case.verdict for case in result.cases}
     if result.cases and (result.verdict is Verdict.PASSED or verdicts - {Verdict.PASSED}):
         return root_first(result.cases)
@@ -213,8 +215,8 @@ def _cases(result: Result) -> list[Case]:
 
 
 def _test_case(result: Result, case: Case, name: str, classname: str, most: int, first: bool) -> TestCase:
-    """The case. Each thing is told once: the message is the reason, and the text is what the message does not say. How
-    to find the run and to run it again is told in the first case of the suite and in each that did not pass."""
+    """The case as JUnit has it. The message is the reason, and the text has only what the message has not. The first
+    case of the suite, and each case that did not pass, also say where the run is and how to run it again."""
     reason = mask(case.full_reason)
     message = shortened(on_one_line(reason) or "no reason was given", min(_MESSAGE, most))
     passed = case.verdict is Verdict.PASSED
@@ -234,8 +236,9 @@ def _test_case(result: Result, case: Case, name: str, classname: str, most: int,
 
 
 def _figures(result: Result, case: Case) -> list[str]:
-    """The figures that mean something without the reason: those with a bound, durations, how many there were of
-    something, such as `lost steps`, and how a figure is spread over repetitions. And what is known about the faults."""
+    """A line for each figure that can be understood without the reason: figures with a bound, durations, counts such as
+    `lost steps`, and distributions over repetitions. For the case of the faults, also a line for each fault and each
+    recovery."""
     lines = []
     for name in dict.fromkeys((*case.measured, *case.bound)):
         value = case.measured.get(name)

@@ -1,6 +1,6 @@
-"""The story of a run in plain words, from its directory alone, which may have been moved: the plan, the notable events
-and the steps between them, the evidence, and the reasons for the verdict. The short story has the verdict and the
-turning points. No file is changed."""
+"""The story of a run in plain words: the plan, the notable events with the steps between them, the evidence, and the
+reasons for the verdict. The short story has the verdict and the turning points. It is made from the run directory
+alone, which may have been moved. No file is changed."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def _unread(run: Record) -> list[str]:
 
 
 def _judged(folder: RunDir, doubts: list[str]) -> Result | None:
-    """The result by the rules of this version; None while the run is still going on. If the stored result differs,
-    `doubts` gets a sentence about it."""
+    """The result, judged by the rules of this version. None if the run has not ended. If the stored result differs, a
+    sentence about it is added to `doubts`."""
     then = _stored(folder)
     if then is None and is_alive(folder.root):
         doubts.append("the run is still going on, so there is no verdict yet")
@@ -190,7 +190,7 @@ def _recovered(recovery: Recovery) -> str:
 
 
 def _why(result: Result) -> Iterator[str]:
-    """The verdict, then what else was found. Cases with one reason are one line."""
+    """The verdict, then the other findings. Cases with the same reason share a line."""
     yield f"The run {_VERBS[result.verdict]}: {on_one_line(result.reason)}"
     held = [
         f"{name_in_words(case.name)}{f' ({on_one_line(case.cause)})' if case.cause else ''}"
@@ -238,8 +238,8 @@ def tell_short(folder: RunDir, console: Console) -> None:
 
 
 def _fitting(turns: Sequence[Turn], lines: int, width: int) -> list[Turn]:
-    """The turning points that fit into so many lines; the middle is left out first. There are at least the first two
-    and the last."""
+    """The turning points that fit into `lines` lines. The middle ones are left out first; the first two and the last
+    always stay."""
     kept = list(turns)
     while len(kept) > 3:
         needed = sum(2 if len(one.text) > width else 1 for one in kept) + (len(kept) < len(turns))

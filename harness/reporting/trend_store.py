@@ -1,7 +1,7 @@
-"""The history: the results of many runs in one SQLite file beside the folder of their run directories, readable only by
-its owner, and shared by processes.
+"""The history: the results of many runs in one SQLite file. The file is beside the folder with the run directories.
+Only its owner can read it, and several processes may use it.
 
-Runs that were removed from the disk stay in the file. One row for each run: `result` holds the whole result.json; the
+Runs whose directories were removed stay in the file. One row for each run: `result` holds the whole result.json; the
 other columns are for queries."""
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
 
 
 def each_in(out: Path, file: str, read: Callable[[Path], Entry]) -> Iterator[Entry]:
-    """The results of `read` for each folder directly below `out` that has the file and can be read."""
+    """The results of `read` for each folder directly below `out` that has the file. Folders that can't be read are left
+    out."""
     for path in sorted(out.absolute().glob(f"*/{file}")):
         with suppress(UsageError):
             yield read(path.parent)
@@ -138,7 +139,7 @@ class Kept:
         )
 
     def part_s(self, part: str) -> float | None:
-        """The longest time in seconds from a fault until this part of the recovery was over. None if it was not
+        """The longest time, in seconds, from a fault until this part of its recovery was over. None if it was not
         seen."""
         return max(
             (at for recovery in self.result.recoveries if (at := recovery.parts.get(part)) is not None), default=None
@@ -146,8 +147,8 @@ class Kept:
 
 
 def add_runs(path: Path, runs: Sequence[Kept]) -> None:
-    """Adds runs to the history at `path`. A run that is already there is replaced, because it was judged again. Raises
-    UsageError."""
+    """Adds runs to the history at `path`. Replaces a run that is already there, because it was judged again. Raises
+    UsageError if the file can't be used."""
     rows = (
         (one.run_dir, one.scenario, one.seed, one.started, kept.commit, one.verdict.value, json.dumps(one.to_json()))
         for kept in runs
@@ -157,9 +158,9 @@ def add_runs(path: Path, runs: Sequence[Kept]) -> None:
 
 
 def kept(path: Path, scenarios: Sequence[str] = (), commit: str = "", beside: Sequence[Kept] = ()) -> list[Kept]:
-    """The runs of the history at `path`, in order of time. `scenarios`: only these (none: all). Only runs whose commit
-    begins with the given text. `beside`: runs that are added if the file lacks them. Results that can't be read, such
-    as those of a later version, are left out. Changes nothing. Raises UsageError."""
+    """The runs of the history at `path`, in order of time. `scenarios`: those to include; empty: all. `commit`: the
+    beginning of the wanted commits. `beside`: runs to add if the file lacks them. Leaves out results that can't be
+    read, such as those of a later version. Changes no file. Raises UsageError if the file can't be used."""
     found: dict[tuple[str, str, int, str], Kept] = {}
     for one in (*(run for row in rows_of(path, "runs", "commit", "result") for run in _read(*row)), *beside):
         if _identity(one.result) not in found or Path(one.result.run_dir).is_absolute():
@@ -185,7 +186,7 @@ def kept_of(folder: RunDir) -> Kept:
 
 
 def found_in(out: Path) -> list[Kept]:
-    """Every finished run directly below a folder, in order of time."""
+    """Every finished run in the folders directly below `out`, in order of time."""
     found = each_in(out, "result.json", lambda path: kept_of(RunDir(path)))
     return sorted(found, key=lambda one: one.result.started)
 

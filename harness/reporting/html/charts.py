@@ -1,5 +1,5 @@
-"""The charts of a run: loss and learning rate by step, for the run and its twin, and the GPUs over time, with a row of
-figures for each. Of a long series, all points near important moments are drawn, and few elsewhere. Pure."""
+"""The charts of a run, with a table of figures for each: loss and learning rate by step, for the run and its twin, and
+the GPUs over time. Of a long series, all points near important moments are drawn, and few elsewhere. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def groups(
     times: Sequence[float], most: int, moments: Sequence[float], apart: Sequence[Hashable]
 ) -> Iterator[tuple[int, int]]:
     """Divides points, in order of `times`, into about `most` groups of neighbours. Yields the indices (first, last) of
-    each group. The points nearest to `moments` stay alone. Points with different values in `apart` are never in one
-    group."""
+    each group. The points nearest to `moments` are groups of their own. A group never has points with different values
+    in `apart`."""
     if len(times) <= most:
         yield from ((number, number) for number in range(len(times)))
         return
@@ -59,9 +59,10 @@ _ROUND = 9  # significant digits
 
 
 def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """The data of the curves: `steps`, and by name a list with a value or None for each step. `loss` and `lr`: of the
-    run (the final history, means over the ranks). `first_loss`: the first loss of steps that were done again.
-    `twin_loss` and `twin_lr`: of the twin. `apart`: the relative difference of the two losses."""
+    """The data of the curves: `steps`, and for each name of a curve a list with a value or None for each step. `loss`,
+    `lr`: of the run's final history, means over the ranks. `first_loss`: the loss of the first execution, for steps
+    that were done again. `twin_loss`, `twin_lr`: of the twin. `apart`: the relative difference between `loss` and
+    `twin_loss`."""
     history = history_of(run, twins)
     ours, theirs = history.by_step(), twins[0].history.by_step() if twins else StepTable.of({})
     again = StepTable(history.repeated()[0].last_of("global_step", "rank"))
@@ -92,14 +93,15 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
 
 
 def _compared(columns: Mapping[str, Sequence[float | None]]) -> int:
-    """The number of steps for which both sides have the loss or the learning rate."""
+    """The number of steps in which the run and the twin both have a loss, or both have a learning rate."""
     pairs = (("loss", "twin_loss"), ("lr", "twin_lr"))
     both = (zip(columns[ours], columns[theirs], strict=True) for ours, theirs in pairs)
     return sum(any(None not in pair for pair in step) for step in zip(*both, strict=True))
 
 
 def _hit(run: Record) -> list[tuple[int, str]]:
-    """The step in which each fault landed, or else the last step before the fault, with the fault's name."""
+    """For each fault, a step and the fault's name: the step in which the fault landed or, if that is not known, the
+    last step before the fault."""
     found: dict[tuple[int, str], None] = {}
     for landing in landings(run):
         hits = (event for event in run.of_fault(landing.fault, Kind.APPLYING) if event.mono_s >= landing.at_s)
@@ -150,7 +152,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{_ROUND}g}")
 
 
-MOST_GPUS, MOST_GPU_POINTS = 16, 1_000  # of a chart; of a curve, about
+MOST_GPUS, MOST_GPU_POINTS = 16, 1_000  # the most GPUs of a chart; about the most points of a curve
 # nvml.h, "nvmlClocksEventReasons"; idle, and clocks that somebody has set, are left out
 _REASONS = {0x4: "power cap", 0x8: "hardware", 0x20: "heat (driver)", 0x40: "heat (hardware)", 0x80: "power brake"}
 _LINKS = ("nvlink_bytes", "pcie_bytes")
@@ -192,8 +194,8 @@ def _level(name: str, unit: float = 1.0) -> Callable[[Samples, float], Points]:
 
 
 def _rate(samples: Samples, start: float) -> Points:
-    """The rate of all links together, from each sample to the next. If a counter went back, it was reset, so that time
-    is left out."""
+    """The rate of all links together, between each two samples. Left out are times in which a counter became smaller,
+    because it was reset then."""
     found = []
     for one, next_ in pairwise(samples):
         before, after, took_s = one.data["values"], next_.data["values"], next_.mono_s - one.mono_s
@@ -204,7 +206,7 @@ def _rate(samples: Samples, start: float) -> Points:
 
 
 def _chart(title: str, curves: Mapping[str, Points]) -> dict[str, Any]:
-    """One column of times for all curves; a curve has None at the times of the others."""
+    """One column of times for all curves; a curve has None at times that only other curves have."""
     kept = {
         label: {
             round(points[n][0], 2): round(points[n][1], 3) for n in telling([y for _, y in points], MOST_GPU_POINTS)
@@ -235,7 +237,7 @@ def _row(samples: Samples, events: Samples) -> dict[str, Any]:
 
 
 def _grown(counts: Sequence[float]) -> float:
-    """How much a counter has grown in all, although it may begin again, as after a reset of the GPU."""
+    """The growth of a counter over all samples. A fall, as after a reset of the GPU, counts as no growth."""
     return sum(max(0.0, after - before) for before, after in pairwise(counts))
 
 

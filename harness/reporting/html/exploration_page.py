@@ -17,7 +17,7 @@ from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.result import Result
 from torchaos.harness.reporting.html.page import render
 
-_HEIGHTS = {"create": 6, "open": 6, "mkdir": 6, "write": 8, "close": 4}  # the usual; all others are drawn high
+_HEIGHTS = {"create": 6, "open": 6, "mkdir": 6, "write": 8, "close": 4}  # usual; others are drawn high
 _STEP, _LANE = 12, 22  # distance of operations and of lanes, in units of the picture
 _MOST = 1500  # the most operations that are shown
 _WIDTH = 1000  # width of the picture of the run's time
@@ -78,8 +78,8 @@ def _time(found: ExplorationSummary) -> dict[str, Any]:
 
 
 def _line(found: ExplorationSummary) -> dict[str, Any]:
-    """The operations from left to right, with a lane for each rank. Below them is a lane for each model, with the
-    states that begin after the operation."""
+    """The operations from left to right, with a lane for each rank. Below them is a lane for each model of a death,
+    with the states that are possible from that operation on."""
     shown = _shown(found)
     place = {operation.number: number for number, operation in enumerate(shown)}
     ranks = sorted({operation.rank for operation in shown}, key=lambda rank: (rank is None, rank))
@@ -112,7 +112,7 @@ def _line(found: ExplorationSummary) -> dict[str, Any]:
 
 
 def _shown(found: ExplorationSummary) -> Sequence[Operation]:
-    """The operations to show: those around the smallest failing state, or else the first ones."""
+    """The operations to show: those around the smallest failing state or, if no state fails, the first ones."""
     operations, smallest = found.recording.operations, found.smallest
     if len(operations) <= _MOST:
         return operations

@@ -191,8 +191,8 @@ def _happened(newest: Mapping[str, Kept]) -> str:
 
 
 def _gauges(newest: Sequence[Kept]) -> list[Gauge]:
-    """How many of the newest runs passed, and the worst of each kind of figure: the one that is farthest beyond its
-    bound or, if none is beyond, nearest to it. `newest`: the newest run of each scenario."""
+    """How many of the newest runs passed, and the worst figure of each kind: the figure farthest beyond its bound or,
+    if all are within, nearest to it. `newest`: the newest run of each scenario."""
     if not newest:
         return []
     passed = sum(one.result.verdict is Verdict.PASSED for one in newest)

@@ -1,4 +1,4 @@
-"""The evidence for a reader if a run did not pass: the log around each fault, hangs, dumps of collectives, and a
+"""What a reader needs if a run did not pass: the log around each fault, the hangs, the dumps of collectives, and a
 sentence for each event."""
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _lines(path: Path) -> tuple[list[str], bool]:
 
 
 def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
-    """The lines of the log at which faults happened. The lines have no times, so each place is found by an event that
-    the journal has too: the last step before the fault, the death of a process that was hit, or a known cause."""
+    """The lines of the log at which faults happened. The lines have no times, so a line is found by an event that is
+    also in the journal: the last step before the fault, the death of a process that was hit, or a known cause."""
     for landing in landings(run):
         steps = [e.data["step"] for e in run.of_kind(Kind.LOG_STEP) if e.mono_s <= landing.at_s]
         begin = _nth(lines, steps[-1], steps.count(steps[-1])) if steps else None
@@ -149,7 +149,8 @@ def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
 
 
 def _nth(lines: Sequence[str], step: object, count: int) -> int | None:
-    """The line that mentions the step for the nth time. A log mentions a step again after a resume."""
+    """The index of the line that mentions the step for the `count`-th time: a log mentions a step again after a resume.
+    None if there is no such line."""
     wanted = re.compile(rf"(?i)(?:step|iter(?:ation)?)\D{{0,12}}0*{step}\b")
     found = [n for n, line in enumerate(lines) if wanted.search(line)]
     return found[min(count, len(found)) - 1] if found else None

@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 12
 _GONE = "it no longer exists"
-_SHOWN = 3  # successive checkpoints that no longer exist
+_SHOWN = 3  # the most successive checkpoints that no longer exist and have rows of their own
 
 
 def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """The numbers of samples that the run and its twin consumed, for each attempt, and the steps in which they differ.
+    """For each attempt, the numbers of samples that the run and its twin consumed; and the steps in which they differ.
     Empty if no sample was seen."""
     history = history_of(run, twins)
     mine, other = history.by_step(), twins[0].history.by_step() if twins else StepTable.of({})
@@ -79,7 +79,7 @@ def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
         differ = [step for step in differ if step not in own]
         ours, theirs = ({step: _samples(steps.get(step, {})) for step in differ} for steps in (mine, other))
         found |= {"twin": _many(other.executions), "differ": len(differ), "computed": len(own)}
-        if not are_summed(mine, other):  # else it is not known which samples they are
+        if not are_summed(mine, other):  # otherwise it is not known which samples these are
             found |= {"skipped": _over(theirs, ours, differ), "repeated": _over(ours, theirs, differ)}
             found |= {"rows": [_row(step, ours, theirs) for step in differ[:_MOST_ROWS]]}
     return found
@@ -90,12 +90,12 @@ def _many(steps: Executions) -> int:
 
 
 def _counts(steps: Executions) -> Any:
-    """For each step: its samples whose digests, or the sum of whose digests, are known."""
+    """For each step: the number of its samples that are known, by their digests or by the sum of these."""
     return np.where(steps.column("summed"), steps.column("in_samples"), steps.column("in_seen"))
 
 
 def _differ(ours: StepTable, theirs: StepTable) -> list[int]:
-    """The steps in which all ranks together did not consume the twin's samples."""
+    """The steps in which the samples of all ranks together are not the twin's."""
     mine, twins = common(ours, theirs)
     same = np.ones(len(mine), bool)
     for read in (_counts, lambda steps: steps.column("samples_sum")):
@@ -109,8 +109,8 @@ def _samples(by_rank: Mapping[int, Execution]) -> list[str]:
 
 
 def _over(these: Mapping[int, list[str]], those: Mapping[int, list[str]], steps: Iterable[int]) -> int:
-    """How many samples of the first side the second side lacks. Samples are counted, so one that occurs twice must be
-    there twice."""
+    """How many samples of the first side the second side lacks. A sample that the first side has twice must be there
+    twice."""
     one, other = Counter[str](), Counter[str]()
     for step in steps:
         one.update(these.get(step, ()))
@@ -145,8 +145,8 @@ def checkpoints_of(run: Record) -> list[dict[str, Any]]:
 
 
 def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a table, with one row in place of several successive checkpoints that no longer exist: many jobs keep
-    only their newest checkpoints."""
+    """The rows of a table, with one row for several successive checkpoints that no longer exist: many jobs keep only
+    their newest checkpoints."""
     short: list[dict[str, Any]] = []
     for is_gone, group in itertools.groupby(rows, lambda row: row["state"] == _GONE and not row["loaded"]):
         some = list(group)
@@ -162,9 +162,9 @@ def folded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
-    """The name of the checkpoint in the inventory. Names are compared by the end of the path, because a run directory
-    may have been moved. If the inventory lacks the checkpoint, the path is returned, relative to the first of `roots`
-    that contains it."""
+    """The name of the checkpoint in the inventory. Compares only the ends of paths, because the run directory may have
+    been moved. If the inventory lacks the checkpoint, returns its path relative to the first of `roots` that contains
+    it."""
     fitting = [name for name in entries if path == name or path.endswith("/" + name) or f"/{name}/" in path]
     own = next((os.path.relpath(path, root) for root in roots if root and path.startswith(root + "/")), path)
     return max(fitting, key=len, default=own)
@@ -191,7 +191,7 @@ def _saved(
 
 
 def _gone(run: Record, name: str, later: Save | None, looked: bool) -> str:
-    """Why the state of a checkpoint is not known. The inventory leaves out files whose names show no known format."""
+    """Why the state of a checkpoint is not known. The inventory has no file whose name fits no known format."""
     if later is not None:
         return "overwritten" if later.global_step is None else f"overwritten in step {later.global_step}"
     if looked and os.path.splitext(name)[1] and not may_hold_tensors(name):
@@ -245,8 +245,8 @@ def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] |
 def text(
     folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None, ranks: Collection[int] = ()
 ) -> str:
-    """The HTML of the page of a run. `records`: those of the run and its twins, if they were read already. `ranks`:
-    those that must have a lane in the timeline."""
+    """The HTML of the page of a run. `records`: the records of the run and its twins; None: read from `folder`.
+    `ranks`: the ranks that must have a lane in the timeline."""
     run, twins = records or records_of(folder)
     replicas = run.plan.job.replicas
     run = run if replicas == 1 else without_steps(run)
@@ -284,9 +284,9 @@ def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any])
 
 
 def clean(value: Any) -> Any:
-    """A copy in which every text is shortened and has no secrets or dangerous characters, and every number is
-    finite."""
-    if isinstance(value, float):  # first, because charts have mostly floats; JSON has no NaN and no infinity
+    """A copy in which texts are shortened, secrets masked, dangerous characters escaped, and numbers that are not
+    finite replaced."""
+    if isinstance(value, float):  # first, because most values of charts are floats; JSON has no NaN and no infinity
         return value if math.isfinite(value) else None
     if isinstance(value, str):
         return shortened(printable(mask(value)), _MOST_TEXT)
@@ -324,7 +324,7 @@ def _hash(script: str) -> str:
 
 
 def _not_again(reason: str, told: Why) -> str:
-    """The reason of a case, unless the head of the page has it already, word for word."""
+    """The reason of a case. Empty if the head of the page has it already, word for word."""
     return "as above" if reason and reason.rstrip(".").lower() in f"{told.lead}. {told.more}".lower() else reason
 
 

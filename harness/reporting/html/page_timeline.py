@@ -1,4 +1,4 @@
-"""A run as lanes over time (faults, recoveries, torchelastic, probes, and a lane for each rank), and each recovery as a
+"""A run as lanes over time: faults, recoveries, torchelastic, probes, and a lane for each rank. Each recovery also as a
 flame graph: blocks such as the start of the ranks, and below them their parts. Pure. All times are seconds since the
 run began.
 
@@ -34,8 +34,8 @@ _FURTHEST = 8  # ranks
 
 
 def ranks_with_lanes(history: History, landed: Sequence[Landing], named: Collection[int]) -> tuple[list[int], str]:
-    """The ranks that have a lane, and a sentence about ranks that have none, which is empty if all ranks have a lane.
-    `named`: the ranks that the user asked for."""
+    """The ranks that have a lane, and a sentence about the other ranks, empty if there are none. `named`: the ranks
+    that the user asked for."""
     every = {rank for attempt in history.attempts for rank in attempt.ranks} | history.executions.ranks
     if len(every) <= MOST_RANKS and not named:
         return sorted(every), ""
@@ -54,7 +54,7 @@ def ranks_with_lanes(history: History, landed: Sequence[Landing], named: Collect
 
 
 def _furthest_behind(history: History) -> list[int]:
-    """The ranks that, in some step, ended the step the longest time after the first rank."""
+    """The ranks that were latest: those that ended some step the longest time after its first rank."""
     steps = history.by_step()
     if not len(steps):
         return []
@@ -84,8 +84,7 @@ class Flame:
 
 
 def flame_of(parts: Mapping[str, float | None]) -> Flame | None:
-    """The graph of a recovery. None if fewer than two of its parts have a duration, because then there is nothing to
-    compare."""
+    """The graph of a recovery. None if fewer than two of its parts have a duration: there is nothing to compare."""
     seen = [span for span in spans(parts) if span.end_s is not None and span.took_s > 0]
     whole_s = max((span.end_s or 0.0 for span in seen), default=0.0)
     if len(seen) < 2:
@@ -115,7 +114,7 @@ def _place(begin_s: float, took_s: float, whole_s: float) -> tuple[float, float]
 
 MOST_FAULTS = 8  # lanes
 MOST_STEPS, MOST_MARKS, MOST_CALLS = 12_000, 400, 4_000  # steps in all lanes together
-PHASES = ("data", "forward", "backward", "optimizer")  # in the order within a step
+PHASES = ("data", "forward", "backward", "optimizer")  # the phases, in their order within a step
 _PROBES = (
     Kind.RANK_STATE, Kind.PROBED, Kind.NETWORK, Kind.EFFECT, Kind.GPU_EVENT, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED,
 )  # fmt: skip
@@ -154,7 +153,7 @@ class Timeline:
 def timeline_of(
     run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Sequence[Stamp]] = (), ranks: Collection[int] = (),
 ) -> Timeline:  # fmt: skip
-    """The timeline of a run. `ranks`: those that must have a lane."""
+    """The timeline of a run. `ranks`: the ranks that must have a lane."""
     if not run.events:
         return Timeline(0.0, 0.0)
     found = Timeline(run.events[0].mono_s, run.events[0].wall_s)
@@ -255,8 +254,8 @@ def _steps(to: Timeline, run: Record, lanes: dict[int, int], moments: Sequence[f
 
 
 def _begins(own: Sequence[Execution]) -> list[float]:
-    """The time at which each step begins, which is the end of the step before it. For the first step of an attempt: the
-    time at which its phases began."""
+    """When each step began: at the end of the step before. For the first step of an attempt: when its first phase
+    began."""
     found = []
     for number, one in enumerate(own):
         before = own[number - 1] if number and own[number - 1].attempt == one.attempt else None

@@ -1,6 +1,8 @@
-"""Makes a script that shows a finding without torchaos: it runs the job with plain torchrun, and uses kill. `case_of`
-reads the record for the facts: the job, the kills with their moments, and the signs of the finding. `script_of` puts
-them into script.py (standard library only, for Python 3.9); the job's own Python runs summary.py."""
+"""Makes a script that shows a finding without torchaos: it runs the job with plain torchrun and uses kill.
+
+`case_of` collects the facts from the record: the job, the kills with their moments, and the signs of the finding.
+`script_of` puts them into script.py, which needs only the standard library of Python 3.9. summary.py runs in the job's
+own Python."""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
         raise UsageError(f"its faults don't follow each other step by step, and a script can only see steps: {_ONLY}")
     passed = result.verdict is Verdict.PASSED
     found = ALL_SIGNS if passed else _signs(run, twins, result)
-    signs = [sign for sign in found if patterns or sign not in ("losses", "time")]  # those two need steps in the log
+    signs = [sign for sign in found if patterns or sign not in ("losses", "time")]  # both need steps in the log
     if not signs:
         raise UsageError(
             f"the finding shows in no exit code, no loss in the log and no checkpoint ({result.reason}): {_ONLY}"
@@ -74,8 +76,8 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
 
 
 def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str, Any]:
-    """The ranks to signal, the signals, and the time of the kill: when the log has a line of `step`, or, without
-    `step`, when `path` exists."""
+    """The ranks to signal, the signals, and the moment: when the log has a line of `step` or, if there is no `step`,
+    when `path` exists."""
     as_signals = injector_of(fault).signals(fault.duration_s)
     if as_signals is None:
         raise UsageError(f"fault {fault.id}: `kill` can't cause {fault.inject}: {_ONLY}")
@@ -114,7 +116,8 @@ def _logged(run: Record) -> list[tuple[float, int]]:
 
 
 def _lead(run: Record) -> int:
-    """By how much the steps in the log are ahead of the steps of the verdict. The script counts as the verdict does."""
+    """How many steps the numbers in the log are ahead of those in the verdict. The script counts as the verdict
+    does."""
     placed = run.history.executions.placed
     return log_lead(_logged(run), zip(placed.mono_s.tolist(), placed.global_step.tolist(), strict=True)) or 0
 
@@ -138,7 +141,7 @@ def _checkpoint_path(run: Record, landing: Landing) -> str | None:
 
 
 def _home(run: Record) -> str | None:
-    """The folder that `{run}` stood for in that run. None if it is not known."""
+    """The folder that `{run}` was in the recorded run. None if it is not known."""
     root, named = str((run.artifacts.get("inventory") or {}).get("root", "")), run.plan.job.checkpoints or ""
     found = re.fullmatch(re.escape(named).replace(re.escape("{run}"), "(?P<run>.+)"), root)
     return found["run"] if found and "run" in found.groupdict() else None
@@ -177,7 +180,8 @@ def _noisy(twins: Sequence[Record]) -> set[str]:
 
 
 def _bound(result: Result) -> float | None:
-    """The shortest time in seconds that an assertion allows until the job has caught up. None if there is no bound."""
+    """The shortest time, in seconds, within which an assertion wants the job to have caught up. None if there is no
+    bound."""
     bounds = [case.bound.get("catch_up") for case in result.cases]
     return min((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=None)
 

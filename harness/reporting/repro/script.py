@@ -1,4 +1,4 @@
-"""The script: runs the job's command with the kills and without, and looks for the signs of the finding."""
+"""The script: runs the job's command with the kills and without them, and looks for the signs of the finding."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from typing import Any
 
 CASE: dict[str, Any] = {}  # the finding, and how it was made
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that end the script and the job
-MARK = "REPRO_MARK"  # marks all processes that are started here in their environment, so that all can be ended
-LATE_S = 0.5  # seconds after the kill in which a rank that was not hit may still print a step
+MARK = "REPRO_MARK"  # in the environment of all processes that are started here, so that all can be found and ended
+LATE_S = 0.5  # seconds after the kill in which the other ranks may still print a step
 
 
 class Run:
@@ -73,8 +73,8 @@ class Run:
         self.code = None
 
     def _start(self) -> None:
-        """Starts torchrun. A signal that ends this script is blocked until the new process is known, so that the
-        process is ended too."""
+        """Starts torchrun. Blocks the signals that end this script until the new process is known, because it must be
+        ended too."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
             self._torchrun = subprocess.Popen(
@@ -144,8 +144,8 @@ class Run:
         return True
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
-        """Yields (pid, rank) of all ranks among the descendants of the torchrun that was started here. A data-loader
-        worker, which has its parent's RANK, is left out."""
+        """Yields (pid, rank) of all ranks below the torchrun that was started here. Data-loader workers are left out,
+        although they have the RANK of their parent."""
         parents = dict(processes())
         for pid in parents:
             ancestor = pid
@@ -247,7 +247,8 @@ class CantTell(Exception):
 
 
 class Control:
-    """The job without a kill. `noisy`: entries of its final checkpoint that differ between two controls."""
+    """The runs of the job without a kill. `noisy`: the entries of the final checkpoint that differ between two of
+    them."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
         runs = [started(command, [], folder, f"control-{number + 1}") for number in range(CASE["controls"])]
@@ -263,7 +264,7 @@ class Control:
 
 
 def signs_of(run: Run, control: Control) -> dict[str, str]:
-    """The differences from the control, by kind of sign. Raises CantTell if the control can't be compared."""
+    """The differences from the control, by kind of sign. Raises CantTell if the control proves nothing."""
     if run.killed_s is None:
         raise CantTell("the job ended before the moment for the kill: give it more steps")
     for step, loss in sorted(run.before_kill.items()):
@@ -309,7 +310,7 @@ def _time(run: Run) -> str:
 
 
 def _back(first: int | None, logged: dict[int, str | None]) -> str:
-    """Where the job went on, in the words of the verdict. `first`: the first step in its log after the kill."""
+    """Where the job continued, in the words of the verdict. `first`: the first step in its log after the kill."""
     if first is None:
         return ""
     each = first - 1 in logged or first == 1  # the log has a line for each step
@@ -363,7 +364,7 @@ def show(command: list[str], folder: Path, times: int) -> int:
 
 
 def leave(number: int, _frame: object) -> None:
-    """Raises an exception, only once, so that the job's processes are ended."""
+    """Raises an exception, at the first signal only, so that the job's processes are ended in order."""
     for ending in ENDS:
         signal.signal(ending, signal.SIG_IGN)
     sys.exit(128 + number)

@@ -45,7 +45,7 @@ def load(path: str) -> Any:
 
 
 def parts(top: str) -> Iterator[str]:
-    """Yields the folders of torch.distributed.checkpoint, and all files outside of them."""
+    """Yields the checkpoint folders of torch.distributed.checkpoint, and all files outside of them."""
     walked = [(top, [os.path.basename(top)])] if os.path.isfile(top) else [(node[0], node[2]) for node in os.walk(top)]
     sharded = [folder for folder, names in walked if ".metadata" in names]
     yield from sharded

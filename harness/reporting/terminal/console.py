@@ -2,7 +2,7 @@
 where to read more.
 
 `why` explains the verdict in a sentence or two: the root cause, and how many assertions failed. Console, page, card,
-summary and annotation begin with these words."""
+summary and annotation all begin with this explanation."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from torchaos.harness.reporting.terminal.text import (
 )
 
 _END_OF_SENTENCE = re.compile(r"\. (?=[A-Z])")
-_SURE = ("most likely", "since only")  # how a cause begins that says by itself how sure it is
-_VAGUE = ("something", "nothing")  # how a cause begins that names several possible causes, or none
+_SURE = ("most likely", "since only")  # beginnings of causes that already say how sure they are
+_VAGUE = ("something", "nothing")  # beginnings of causes that name several possible causes, or none
 _MOST_NAMES = 4
-_NAME = re.compile(r"[._:/=\d]")  # in a word: it is the name of a file, a fault or the like
+_NAME = re.compile(r"[._:/=\d]")  # characters inside a word that make it the name of a file, a fault or the like
 
 
 class Why(NamedTuple):
-    """Each part is one or more sentences, without the last full stop."""
+    """An explanation of the verdict. Each part is one or more sentences, without the last full stop."""
 
     lead: str  # the root cause, or the deciding reason if no cause is known
     failures: str  # such as "4 of 12 assertions failed: sample accounting (3 more follow from it)"; may be empty
-    more: str  # what else the reason says in short; may be empty
-    log: tuple[str, ...] = ()  # the last lines of the log of a job that died by itself
+    more: str  # further sentences of the reason, shortened; may be empty
+    log: tuple[str, ...] = ()  # if a job died by itself: the last lines of its log
 
 
 def why(result: Result) -> Why:
-    """The words about a result."""
+    """Explains the verdict of a result."""
     case = _root(result)
     own = f"{case.name}: {case.reason}" if case else ""
     if case is None or not result.reason.startswith(own):
@@ -116,14 +116,14 @@ def _listed(cases: Sequence[Case], after: Counter[str] | None = None) -> str:
 
 
 def _upper(text: str) -> str:
-    """The text with a capital letter, unless it begins with a name (`process.kill`, `kill:`, `step-20`); without its
-    full stop."""
+    """The text with a capital letter and without its full stop. A name at the beginning (`process.kill`, `kill:`,
+    `step-20`) keeps its small letter."""
     head = text.split(" ", 1)[0]
     return (text if _NAME.search(head) else text[:1].upper() + text[1:]).rstrip(".")
 
 
 def _lower(text: str) -> str:
-    """The text as a part of a sentence: without a capital letter, unless its first word is written so (`DDP`)."""
+    """The text as a part of a sentence: without a capital letter, unless its first word has more of them (`DDP`)."""
     return text[:1].lower() + text[1:] if text[1:2].islower() or text.startswith("A ") else text
 
 
@@ -132,8 +132,8 @@ _MOST = 3  # rows of faults, of failed cases and of notes, and lines of each row
 
 
 def tell_verdict(pen: Pen, result: Result, most: int = _MOST) -> list[Case]:
-    """Prints the verdict, its cause, and each case that did not pass and does not follow from another, in at most
-    `most` lines each. Returns the cases that it names beside the cause."""
+    """Prints the verdict, its cause, and each case that did not pass, in at most `most` lines each. Cases that follow
+    from another case are left out. Returns the cases that it named beside the cause."""
     told = why(result)
     _headline(pen, result, told)
     others, root = _others(result), _root(result)
@@ -175,7 +175,7 @@ def brief(result: Result, console: Console, report: Path | None = None) -> None:
 
 
 def _headline(pen: Pen, result: Result, told: Why) -> None:
-    """Prints the verdict and its reason, whole: the decisive word may be the last."""
+    """Prints the verdict and its reason, never shortened: the decisive word may be the last."""
     badge = Text(f" {result.verdict.value.upper()} ", f"bold reverse {COLOURS[result.verdict]}")
     about = f"seed {result.seed}, {seconds_in_words(result.duration_s)}"
     pen.gap()
@@ -190,7 +190,8 @@ def _headline(pen: Pen, result: Result, told: Why) -> None:
 
 
 def _failed(pen: Pen, case: Case, reason: str, result: Result, most: int) -> None:
-    """Prints a case that did not pass, with what the headline does not say of it, and those that follow from it."""
+    """Prints a case that did not pass, without the words that the headline has already, and the cases that follow from
+    it."""
     after = [name_in_words(other.name) for other in result.cases if other.follows == case.name]
     follows = f"{', '.join(after)} {'follows' if len(after) == 1 else 'follow'} from it" if after else ""
     text = "; ".join(filter(None, (_lower(reason), follows)))
@@ -199,7 +200,8 @@ def _failed(pen: Pen, case: Case, reason: str, result: Result, most: int) -> Non
 
 
 def _faults(result: Result) -> Iterator[tuple[FaultResult, str]]:
-    """The faults that landed, or that the reason does not explain, each with how it ended."""
+    """The faults that landed, and those of which the reason does not say why they did not; each with a text about its
+    end."""
     for fault in result.faults:
         ends = [headline.outcome_in_words(one) for one in result.recoveries if one.fault == fault.id]
         if ends:
@@ -209,8 +211,8 @@ def _faults(result: Result) -> Iterator[tuple[FaultResult, str]]:
 
 
 def _others(result: Result) -> list[Case]:
-    """The cases that have the verdict of the run and that the headline does not explain. Empty if no step was seen,
-    because then all cases have one cause."""
+    """The cases with the run's verdict that the headline does not explain. Empty if no step was seen, because all cases
+    have this one cause then."""
     if not result.decided_by or result.steps is None:
         return []
     found: dict[str, Case] = {}
@@ -221,13 +223,13 @@ def _others(result: Result) -> list[Case]:
     return [*found.values()]
 
 
-_FACT_LABEL, _PART = 10, 15  # columns: a label such as "rollback"; the name of a part of a recovery
+_FACT_LABEL, _PART = 10, 15  # columns: for a label such as "rollback"; for the name of a part of a recovery
 _LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
 def show(result: Result, console: Console, report: Path | None = None, *, whole: bool = True) -> None:
-    """Prints the facts of one scenario, or in short (not `whole`) only the important ones. Readable at 80 columns,
-    without colour, and in ASCII. `report`: the path of its page."""
+    """Prints the facts of one scenario; not `whole`: only the important ones. Readable at 80 columns, without colour,
+    and in ASCII. `report`: the path of its page."""
     if whole:
         _whole(result, console, report)
     else:
@@ -316,7 +318,7 @@ def _case(pen: Pen, case: Case, width: int) -> None:
 
 
 def _folded(cases: Sequence[Case]) -> list[Case]:
-    """The cases in the order of reports. Cases that can't be judged for the same reason are one."""
+    """The cases in the order of reports. Cases that are inconclusive for the same reason become one."""
     found: dict[object, Case] = {}
     for case in root_first(cases):
         blind = case.verdict is Verdict.INCONCLUSIVE and not case.measured
@@ -390,6 +392,6 @@ def summary(results: Sequence[Result], console: Console) -> None:
 
 
 def _most(values: Sequence[float | None], unknown: str, words: Callable[[float], str]) -> str:
-    """The largest value of several recoveries, or the text `unknown` if a value is unknown."""
+    """The largest of the values, in words. The text `unknown` if one of them is unknown."""
     known = [value for value in values if value is not None]
     return "" if not values else unknown if len(known) < len(values) else words(max(known))

@@ -1,6 +1,6 @@
 """What happened in a run: a sentence for each recovery, its parts as a timeline, and three figures against their
-bounds. In the timeline, each part of a recovery begins when all parts before it have ended. The reason of the verdict
-is printed beside these."""
+bounds. In the timeline, a part begins when all parts before it have ended. The verdict's reason is printed beside
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.reporting.terminal.text import Marks
 
-# For each part: what is over at its end, and what its time was spent on.
+# For each part of a recovery: what has happened at its end, and what the job did in it.
 _WORDS = {
     "felt": ("felt", "until it was felt"), "detected": ("noticed", "noticing it"),
     "torn_down": ("ranks gone", "stopping the ranks"), "rendezvous": ("rendezvous", "rendezvous"),
@@ -48,8 +48,8 @@ class Span:
 
 
 def spans(parts: Mapping[str, float | None]) -> list[Span]:
-    """The parts of a recovery as a timeline. If the job continued without a restart, the parts of a restart that never
-    came are left out."""
+    """The parts of a recovery as a timeline. If the job continued without a restart, the parts of a restart are left
+    out."""
     if went_on(parts):
         parts = {part: at for part, at in parts.items() if at is not None}
     found, latest = [], 0.0
@@ -101,8 +101,8 @@ def outcome_in_words(recovery: Recovery) -> str:
 
 
 def bar(span: Span, whole_s: float, width: int, marks: Marks) -> str:
-    """The span as a bar, exact to half a character cell if `marks` has half cells. A span that has ended gets at least
-    half a cell."""
+    """The span as a bar. With half cells in `marks`, it is exact to half a character cell. A span that has ended gets
+    at least half a cell."""
     if span.end_s is None:
         return ""
     halves = 2 * width
@@ -125,8 +125,8 @@ _MOST = 3  # the most sentences; a game day has many more faults
 
 @dataclass(frozen=True)
 class Gauge:
-    """A figure against its bound. `share`: the length of its bar, from 0 to 1; None: there is nothing to draw. `at`:
-    where the bound is on the bar, if not at its end."""
+    """A figure against its bound. `share`: the length of its bar, from 0 to 1; None: no bar. `at`: where the bound is
+    on the bar; None: at its end."""
 
     name: str
     value: str
@@ -144,8 +144,7 @@ def failures_first(cases: Sequence[Case]) -> list[Case]:
 
 
 def happened(run: Record, result: Result) -> list[str]:
-    """A sentence for each fault that landed and its recovery (the first few only), and for each fault that never
-    landed."""
+    """A sentence for each fault: about its recovery (only the first few), or that it never landed."""
     pairs = list(zip(landings(run), result.recoveries, strict=False))
     found = [_sentence(run, landing, one, pairs[:number]) for number, (landing, one) in enumerate(pairs)]
     how = "No step was seen." if result.steps is None else f"The job made {_steps(result.steps)}."
@@ -184,8 +183,8 @@ def cards(result: Result) -> list[Gauge]:
 
 
 def gauges(result: Result) -> list[Gauge]:
-    """Recovery, lost steps and lost samples, against the bounds of recovery_time and sample_accounting. Empty if no
-    fault landed."""
+    """Recovery time, lost steps and lost samples, against the bounds of recovery_time and sample_accounting. Empty if
+    no fault landed."""
     if not result.recoveries:
         return []
     time = next((case for case in result.cases if case.name == "recovery_time"), None)

@@ -1,8 +1,7 @@
-"""Shows a run while it is in progress: bars for each rank on a terminal, otherwise a line for each notable event.
+"""Shows a run while it is in progress: on a terminal a bar for each rank, elsewhere a line for each notable event.
 
-Only the history makes global steps, so a function (`base_of`) gives the base of each attempt.
-
-A separate thread prints, so a terminal that is slow, stopped or gone delays nothing else."""
+Only the history makes global steps, so a function (`base_of`) gives the base of each attempt: the number that is added
+to its local steps. A separate thread prints, so that a slow or stopped terminal delays nothing else."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.reporting.terminal.narrator import Line, Narrator
 from torchaos.harness.reporting.terminal.text import Pen
 
-_KEPT = 8  # losses of a rank, for a rank that is ahead of the others
-_ASK_AT = (1, 3)  # ask for the base of an attempt after these steps: one step may be too few to align samples
+_KEPT = 8  # the newest losses of a rank that are kept, because it may be ahead of the others
+_ASK_AT = (1, 3)  # steps after which `base_of` is asked: one step may be too few to align samples
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Progress:
         self._asked: set[tuple[int, int]] = set()
         self.ranks: dict[int, RankView] = {}
         self.highest = 0
-        self.checkpoint = ""  # the last one that was saved, and whose name does not say that it is none yet
+        self.checkpoint = ""  # the newest that was saved, without names of temporary files
         self._saved: list[str] = []  # the files that were saved last
         self._saved_at: tuple[int | None, int | None] = (None, None)  # their attempt and step
 
@@ -100,7 +99,7 @@ class Progress:
         return f"step {step}" if step is not None else f"step {view.local_step} of this attempt"
 
     def in_words(self) -> str:
-        """The progress of all ranks of the newest attempt, on one line."""
+        """The progress of all ranks of the newest attempt, in one line."""
         newest = max((view.attempt for view in self.ranks.values()), default=0)
         views = [view for view in self.ranks.values() if view.attempt == newest]
         slowest = min(views, key=lambda view: view.local_step)
@@ -129,8 +128,8 @@ class Progress:
 
 
 def _loss(views: Sequence[RankView], step: int) -> str:
-    """The loss of the lowest rank that has losses, in the given local step or, if that is not known, in its newest
-    step. Always of the same rank: the ranks have different losses."""
+    """The loss of the lowest rank that has losses, because the ranks have different losses. `step`: the local step;
+    None: the newest of that rank."""
     view = min((view for view in views if view.losses), key=lambda view: view.rank, default=None)
     if view is None:
         return ""
@@ -142,13 +141,13 @@ STEPS_EVERY_S = 5.0  # seconds between two lines about the steps, at least
 SILENCE_S = 30.0  # seconds without an event after which a line is printed
 TOGETHER_S = 0.05  # events of this time are shown together
 LEAVE_S = 2.0  # seconds that the end of a run waits for a slow terminal
-_EVENTS_MAX = 50_000  # with more events, it would cost too much to compute the base of an attempt
+_EVENTS_MAX = 50_000  # the most events with which the base of an attempt is computed; with more, it takes too long
 _RANKS_MAX = 16  # the most rows for ranks
 _REST = "bright_black"
 
 
 class Live:
-    """A context manager around a run. `steps`: the number of steps of the job, if it is known from a twin."""
+    """A context manager around a run. `steps`: the number of steps of the job, if a twin shows it; otherwise None."""
 
     def __init__(self, journal: Journal, plan: Plan, console: Console, steps: int | None = None) -> None:
         self._queue: SimpleQueue[Event | None] = SimpleQueue()

@@ -29,7 +29,8 @@ _NAME, _WHAT, _VALUE = 28, 17, 18  # columns
 
 
 def history(runs: Sequence[Kept], console: Console) -> None:
-    """Prints a line per run, by scenario, in order of time; below a run that did not pass, its cause in a line."""
+    """Prints a line for each run, by scenario, in order of time; below a run that did not pass, a line with its
+    cause."""
     pen = Pen(console)
     for name in dict.fromkeys(kept.result.scenario for kept in runs):
         pen.heading(name)
@@ -148,7 +149,8 @@ def _line(pen: Pen, name: str, cells: list[str], last: str, style: str = "") -> 
 
 
 def _is_dull(distribution: Distribution) -> bool:
-    """Whether an assertion's number was the same in each repetition, such as the number of checkpoints."""
+    """Whether the number that an assertion measured is the same in each repetition, such as the number of
+    checkpoints."""
     return ": " in distribution.name and distribution.min == distribution.max
 
 
@@ -198,8 +200,8 @@ _MOST = 3  # failures of a scenario, in short
 
 
 def show_gate(judged: Judged, console: Console, *, whole: bool = True) -> None:
-    """Prints the result of a gate, readable at 80 columns, without colour, and in ASCII. In short (not `whole`), a
-    scenario that passed is a line."""
+    """Prints the result of a gate, readable at 80 columns, without colour, and in ASCII. Not `whole`: one line for a
+    scenario that passed."""
     pen = Pen(console)
     word, colour = ("OPEN", "green") if judged.exit_code is ExitCode.PASSED else ("CLOSED", "red")
     badge = Text(f" {word} ", f"bold reverse {colour}")
@@ -219,7 +221,8 @@ def show_gate(judged: Judged, console: Console, *, whole: bool = True) -> None:
 
 
 def _brief(pen: Pen, result: Result, waivers: Container[str]) -> None:
-    """Prints a scenario, with its waived cases and only the failures that are not a consequence of another failure."""
+    """Prints a scenario with its waived cases and its failures. Failures that follow from another failure are left
+    out."""
     title = pen.text(result.scenario, "bold")
     waived = [name_in_words(case.name) for case in result.cases if is_waived(case)]
     head = [(pen.mark(result.verdict), 1), (title, title.cell_len)]
@@ -241,8 +244,8 @@ def _brief(pen: Pen, result: Result, waivers: Container[str]) -> None:
 
 
 def _hint(pen: Pen, result: Result, waivers: Container[str]) -> None:
-    """Prints what to do about all failures that follow from a waived failure, except those that have a waiver which
-    does not hold, as they say so themselves."""
+    """Prints what to do about failures that follow from a waived failure. Failures with an invalid waiver are left out:
+    their reason says it already."""
     waived = [case.name for case in result.cases if is_waived(case)]
     follow: dict[str, list[str]] = {}
     for case in result.cases:
@@ -300,13 +303,13 @@ def tell_outcome(outcome: Outcome, number: int, of: int) -> str:
 
 
 def _cut(text: str) -> str:
-    """The text, on the line of a state; the whole stands in the report."""
+    """The text, cut to the length of a state's line; the report has all of it."""
     return text if len(text) <= _STATE_REASON else f"{text[:_STATE_REASON].rstrip()}..."
 
 
 def show(found: ExplorationSummary, result: Result, console: Console) -> None:
-    """Prints the verdict, the classes that occurred, and the story of the smallest state that fails. A reason is told
-    once; how the resumes were started is in the report."""
+    """Prints the verdict, the classes that occurred, and the story of the smallest state that fails. Each reason is
+    told once. How the resumes were started is only in the report."""
     pen = Pen(console)
     pen.gap()
     pen.row([(pen.mark(result.verdict), 1)], pen.text(f"{result.verdict.value}: {result.reason}", "bold"), most=4)

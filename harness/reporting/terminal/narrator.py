@@ -158,7 +158,7 @@ class Narrator:
     def _recognised(self, event: Event) -> Line | None:
         name = str(event.data["cause"])
         known = BY_NAME.get(name)
-        if known and known.is_consequence:  # ranks part at a healthy end, too
+        if known and known.is_consequence:  # ranks also leave each other at a healthy end
             return None
         return self._once(("cause", name), Line(f"recognised: {name}"))
 

@@ -1,8 +1,8 @@
 """Prints a plan before it is carried out, and the list of plug-ins, on a terminal.
 
-The list says how the effect of each fault was shown: *real* (by the hardware, the kernel or a library), *replayed* (the
-record of a real machine is played again) or *synthetic* (an imitation of a report). For faults of GPUs and NCCL it
-names the card. The records are in injectors/shown.yaml, written by lab/gpu-check; nothing else may claim a GPU."""
+The list says how the effect of each fault was shown: *real* (by the hardware, the kernel or a library), *replayed*
+(from the record of a real machine) or *synthetic* (an imitation of a report). For faults of GPUs and NCCL it names the
+card. These claims come from injectors/shown.yaml, which lab/gpu-check writes. Nothing else may claim a GPU."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ TIERS = ("synthetic", "replayed", "real")  # the weakest first
 
 @cache
 def records() -> tuple[Record, ...]:
-    """The records, oldest first. Keys: injector, row, tier, card, driver, nccl, torch, date, commit. `row`: of
-    lab/gpu-check, such as the name of a ready scenario."""
+    """The records of demonstrations, oldest first. Keys: injector, row, tier, card, driver, nccl, torch, date, commit.
+    `row`: a row of lab/gpu-check, such as the name of a ready scenario."""
     return tuple(yaml.safe_load((files("torchaos.injectors") / "shown.yaml").read_text()))
 
 
@@ -68,14 +68,14 @@ def shown_in_words(injector: Any, known: Sequence[Record] | None = None) -> str:
     if not needs_a_gpu(injector):
         return f"effect: {effect}"
     record = _newest("injector", injector.name, known)
-    if record is None:  # only a record may call it real, or a replay
+    if record is None:  # only a record may say that it is real, or replayed
         synthetic = tier_of(injector) == "synthetic"
         return f"effect: {effect}; not shown on a GPU yet" if synthetic else "effect: not shown on a GPU yet"
     return f"effect: {effect}; shown on {_machine(record)}"
 
 
 def scenario_in_words(name: str, injectors: Sequence[Any], known: Sequence[Record] | None = None) -> str:
-    """The same line for a ready scenario with faults of these injectors. The scenario is as real as its least real
+    """The line for a ready scenario with faults of these injectors. The scenario is only as real as its least real
     fault."""
     tier = min(map(tier_of, injectors), key=TIERS.index, default="real")
     if not any(map(needs_a_gpu, injectors)):
@@ -93,7 +93,8 @@ def injectors_in(scenario: str) -> list[Any]:
 
 
 def table(known: Sequence[Record] | None = None) -> str:
-    """Injectors and ready scenarios, each with its line, as Markdown, without those that are real and need no GPU."""
+    """Injectors and ready scenarios, each with its line, as Markdown. Those that are real and need no GPU are left
+    out."""
     told = {name: shown_in_words(found, known) for name, found in registry.injectors().items()}
     told |= {name: scenario_in_words(name, injectors_in(name), known) for name in registry.scenario_names()}
     lines = [
@@ -153,8 +154,8 @@ def warnings(texts: Iterable[str], console: Console) -> None:
 
 
 def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool = True, counted: bool = False) -> None:
-    """Prints the ready scenarios: name and description; not `whole`: a line each. `counted`: only those to start
-    with."""
+    """Prints the name and the description of each ready scenario; not `whole`: one line each. `counted`: only those to
+    start with."""
     pen = Pen(console)
     first = [name for name in registry.FIRST_SCENARIOS if name in abouts]
     rest = [] if counted else [name for name in abouts if name not in first]
@@ -169,7 +170,7 @@ def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool 
 
 
 def overview(groups: Mapping[str, Sequence[str]], console: Console) -> None:
-    """Prints how many parts each kind has, and their families."""
+    """Prints how many plug-ins of each kind exist, and their families."""
     pen = Pen(console)
     pen.heading("All, by `torchaos list WORD`")
     for group, names in groups.items():
@@ -180,8 +181,8 @@ def overview(groups: Mapping[str, Sequence[str]], console: Console) -> None:
 
 
 def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: Console) -> None:
-    """Prints a name and its description. In short (not `whole`), this is one line: on a terminal the text that fits,
-    else the whole sentence."""
+    """Prints a name and its description. Not `whole`: one line; on a terminal it is cut to the width, elsewhere it is
+    the first sentence."""
     first = about if whole else _END_OF_SENTENCE.split(about, maxsplit=1)[0]
     if whole or console.is_terminal:
         pen.row([(pen.text(name, "bold"), width)], pen.text(first), indent=3, most=0 if whole else 1)
@@ -190,7 +191,7 @@ def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: C
 
 
 def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console, *, whole: bool = True) -> None:
-    """Prints plug-ins, by group, with their parameters and defaults; not `whole`: a line each."""
+    """Prints plug-ins by group, with their parameters and defaults; not `whole`: one line each."""
     pen = Pen(console)
     for group, named in groups.items():
         pen.heading(group.capitalize())
@@ -272,7 +273,7 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
 
 
 def _no_undo(fault: PlannedFault) -> str | None:
-    """Why the fault can't be undone. None if it can, or if only a live job shows that."""
+    """Why the fault can't be undone. None if it can be undone, or if this is known only with a live job."""
     from torchaos.harness.fault_drivers.site import OutsideSite
 
     try:

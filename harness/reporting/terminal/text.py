@@ -15,7 +15,7 @@ from torchaos.harness.record.plan import rounded
 from torchaos.harness.record.result import Verdict
 
 # Characters that XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and characters that a terminal would obey or
-# hide: C0 and C1 controls, lone surrogates, non-characters, and the marks that change the direction of writing.
+# hide: C0 and C1 controls, lone surrogates, non-characters, and the marks that change the direction of text.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
@@ -33,8 +33,8 @@ def on_one_line(text: object) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text with at most `limit` characters: its beginning and its end, and between them the number of characters
-    that are left out."""
+    """The text with at most `limit` characters: its beginning, the number of characters that were left out, and its
+    end."""
     if len(text) <= limit:
         return text
     gap = f" [{len(text) - limit} characters and more left out] "
@@ -62,8 +62,8 @@ def pairs_in_words(values: Mapping[str, Any], seconds: Collection[str] = ()) -> 
 
 
 def measured_in_words(measured: Mapping[str, Mapping[str, float]]) -> str:
-    """Measured values with the requested values, such as `delay 50.3 ms (asked 50)`. The end of a name gives the
-    unit."""
+    """Measured values with the values that were requested, such as `delay 50.3 ms (asked 50)`. The end of a name gives
+    the unit."""
     units = {"ms": " ms", "percent": " %", "mbit": " Mbit/s"}
     parts = []
     for name, both in measured.items():

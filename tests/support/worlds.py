@@ -539,8 +539,8 @@ class Trainer:
             if world.named_by == "copy":
                 own = [(f"{ROOT}/resume.pt", told) for _path, told in own]
             looked = [self._best_file] if world.best and self._best_file else []
-            if world.older and len(self._saved) > 1 and self._saved[-2].files != chosen.files:
-                files += self._saved[-2].files
+            if world.older and len(self._saved) > 1:  # of which the newer one has overwritten what has its names
+                files += [old for old in self._saved[-2].files if old[0] not in dict(chosen.files)]
             files += [*own, *looked] if world.best_last else [*looked, *own]
         if world.loads and files:
             for path, told in files:

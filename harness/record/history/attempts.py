@@ -17,7 +17,9 @@ from torchaos.harness.record.history.step_evidence import (
     KINDS,
     LOG,
     LOSSES,
+    MOMENTS,
     OPTIMIZER,
+    RNG,
     SAMPLES,
     SCHEDULER,
     STATE,
@@ -58,7 +60,7 @@ class Segment:
         for witness in self.witnesses:
             if witness.name == LOG and logged_on is None and straight not in witness.fits and self.base in witness.fits:
                 back += of_log  # the first lines of the attempt, as of a job that does not log its warm-up
-            if witness.name in (OPTIMIZER, SCHEDULER, SAMPLES, LOSSES) and witness.fits:
+            if witness.name in (OPTIMIZER, MOMENTS, RNG, SCHEDULER, SAMPLES, LOSSES) and witness.fits:
                 weight = KINDS[witness.name].weight
                 if straight in witness.fits:
                     on, parts = on + weight, parts + 1

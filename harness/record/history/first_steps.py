@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -42,7 +42,7 @@ class Scene:
     saves: Sequence[Save]  # of earlier attempts, placed
     blind: bool  # the saves of some earlier attempt may not have been seen
     saves_seen: bool  # some save of the run was
-    known: Sequence[Executions]  # of earlier attempts, and of the twin: placed
+    known: Sequence[Executions]  # placed: of the twin, of earlier attempts, and last, of this attempt
     log_offset: int | None  # by how much the log's count is usually ahead of ours; None: no log of an earlier attempt
     snapshots: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
     peers: Sequence[Executions] = ()  # the final steps of other replicas, which have the same parameters after a step
@@ -64,15 +64,17 @@ class Scene:
 
     @cached_property
     def of_same_ranks(self) -> list[Executions]:
-        """The known steps of each attempt with the same ranks."""
-        own = [steps.of_attempt(number) for steps in self.known for number in sorted(steps.attempts)]
-        return [steps for steps in own if steps.ranks == self.ranks]
+        """The known steps of each attempt with the same ranks. Other ranks share the data out in another way."""
+        return self._of_same_ranks(self.known)
 
-    def known_where(self, wanted: Callable[[Executions], Array], of_any_ranks: bool = True) -> list[Execution]:
-        """The known steps for which `wanted` is true. Not `of_any_ranks`: only those of attempts with the same ranks,
-        since others share the data out in another way."""
-        known = self.known if of_any_ranks else self.of_same_ranks
-        return [execution for steps in known for execution in steps.at(wanted(steps))]
+    @cached_property
+    def of_others(self) -> list[Executions]:
+        """Likewise, without the steps of this attempt, which may only have warmed up."""
+        return self._of_same_ranks(self.known[:-1])
+
+    def _of_same_ranks(self, known: Sequence[Executions]) -> list[Executions]:
+        own = [steps.of_attempt(number) for steps in known for number in sorted(steps.attempts)]
+        return [steps for steps in own if steps.ranks == self.ranks]
 
 
 def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[Witness]:
@@ -134,12 +136,13 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
         bases, before = set[int](), set[tuple[Hashable, str | None]]()
         for step, value in mine:
             left = {base for base in bases if value in theirs.get(base + step, (value,))}
+            new = left or {there - step for there in where[value]}
             again = value, losses.get(step)
-            if (bases and not left) or again in before:
+            if (bases and not left) or again in before or (new and not bases and max(new) < 0):
                 found.add(step - 1)
                 before.clear()
             before.add(again)
-            bases = left or {there - step for there in where[value] if there >= step}
+            bases = new
         if column == "sched_step":
             found |= {step - 1 for (_step, earlier), (step, value) in pairwise(mine) if value < earlier}
     return found
@@ -175,7 +178,7 @@ def of_peers(scene: Scene) -> list[Witness]:
 def of_content(scene: Scene) -> list[Witness]:
     """The witnesses of the rates, the samples and the losses."""
     samples = _of_samples(scene)
-    rates = _of_column(names.RATES, scene, lambda execution: execution.lr or None, _first_rate)
+    rates = _of_column(names.RATES, scene, lambda execution: execution.lr or None, _first_rate, of_any_ranks=True)
     return [*rates, *samples, *_of_losses(scene, samples)]
 
 
@@ -222,10 +225,12 @@ def _samples(execution: Execution) -> Hashable:
 
 def _of_column(
     name: str, scene: Scene, read: Callable[[Execution], Hashable], key_of: Callable[[Executions], Array],
-    only_first: bool = False,
+    only_first: bool = False, of_any_ranks: bool = False,
 ) -> list[Witness]:  # fmt: skip
     """The witness of the contents of steps, such as losses, aligned rank by rank. `key_of`: a number for each step;
-    only steps with equal numbers may be equal. `only_first`: only the first step of each rank is compared."""
+    only steps with equal numbers may be equal. `only_first`: only the first step of each rank is compared.
+    `of_any_ranks`: also with attempts of other ranks, since what is compared does not depend on how they share the
+    data out."""
     own: dict[int, dict[int, Hashable]] = defaultdict(dict)
     for execution in scene.start:
         if (key := read(execution)) is not None and not (only_first and own[execution.rank]):
@@ -238,9 +243,9 @@ def _of_column(
     starts = {int(step) for part in scene.known for step in np.unique(part.at(np.isin(key_of(part), keys)).global_step)}
     if len(starts) > _MOST_STARTS:
         return []  # a constant shows nothing
-    near = _around(starts, firsts)
+    near, compared = _around(starts, firsts), scene.known if of_any_ranks else scene.of_same_ranks
     reference: dict[int, dict[int, list[Hashable]]] = {rank: defaultdict(list) for rank in own}
-    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, near), only_first):
+    for execution in _where(compared, near):
         if execution.rank in own and execution.global_step is not None and (key := read(execution)) is not None:
             reference[execution.rank][execution.global_step].append(key)
     by_rank: dict[int, Said] = {}
@@ -248,7 +253,6 @@ def _of_column(
         if fits := align(seen, reference[rank]):
             by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
     found = grouped(name, by_rank, _FIRST_ONLY if only_first else 1.0)
-    compared = scene.known if only_first else scene.of_same_ranks
     made = {int(step) for part in compared for step in np.unique(part.global_step)}
     last = max(made, default=0)
     return [
@@ -269,10 +273,10 @@ def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
 
     if found := _of_column(names.LOSSES, scene, read, _first_loss):
         return found
-    if found := _of_column(names.LOSSES, scene, read, _first_loss, only_first=True):
+    if found := _of_column(names.LOSSES, scene, read, _first_loss, only_first=True, of_any_ranks=True):
         parted = _unlike(scene, _fits(found), scene.start)
         against = Witness(names.PARTED, (), "the first loss is equal, and later ones are not", against=parted)
-        if scene.unseen:  # the loss of the first state may be that of a warm-up
+        if scene.unseen and scene.straight is None:  # the loss of the first state may be that of a warm-up
             found = [witness for witness in found if 0 not in witness.fits]
         return [against] if parted else found
     own = {execution.rank: execution for execution in reversed(scene.start) if execution.loss_seen}
@@ -294,7 +298,7 @@ def _unlike(
     if not due or len(due) > _MOST_STARTS:
         return ()
     known: dict[tuple[int | None, int], list[Execution]] = defaultdict(list)
-    for execution in scene.known_where(lambda steps: np.isin(steps.global_step, list(due)), of_any_ranks=False):
+    for execution in _where(scene.of_others, due):
         known[execution.global_step, execution.rank].append(execution)
     return tuple(
         base for base in sorted(bases)
@@ -303,6 +307,12 @@ def _unlike(
             for mine in own
         )
     )  # fmt: skip
+
+
+def _where(known: Iterable[Executions], steps: Collection[int]) -> Iterator[Execution]:
+    """The known executions of these global steps."""
+    for part in known:
+        yield from part.at(np.isin(part.global_step, list(steps)))
 
 
 def _are_near(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:

@@ -64,6 +64,8 @@ def states(events: Iterable[Event]) -> Iterator[State]:
 
 
 _DIGITS = 16  # of a plain sum
+# The sums that a step reports. 1: those of the state before the step.
+_OF_STEP = {"parameters": 0, "restored": 1, "moments": 0, "restored_moments": 1}
 Sums = Mapping[str, str]  # by name
 
 
@@ -134,7 +136,7 @@ class Snapshots:
                 all(map(is_whole, texts)) and {*texts} <= {*after[place]}
             )
             if not same:
-                yield place, seen[key] < place or bool(self._fitting(key))
+                yield place, seen[key] < place or bool(self._fitting(("parameters", key)))
 
     def add(self, number: int, segments: Sequence[Segment], own: Executions, until: float = math.inf) -> None:
         """Adds the states of steps that are placed (`own`), and the snapshots of their attempt up to the local step
@@ -151,11 +153,11 @@ class Snapshots:
                     self._unplaced.add(key)
         put_in = {each.global_step for each in own.with_state if (number, each.local_step - 1) in self.put_back}
         lost = [execution for execution in own.with_state if execution.global_step is None]
-        for name, before in (("parameters", 0), ("restored", 1)):
+        for name, before in _OF_STEP.items():
             for step, texts in _by_step(own.with_state, name, "global_step").items():
-                self._add(_over_ranks(texts), step - before, bool(before) and step in put_in)
+                self._add(_of_sums(name, texts), step - before, bool(before) and step in put_in)
             after = {step - before: texts for step, texts in _by_step(lost, name, "local_step").items()}
-            self._unplaced |= {_over_ranks(texts) for step, texts in after.items() if step > 0}
+            self._unplaced |= {_of_sums(name, texts) for step, texts in after.items() if step > 0}
 
     def _add(self, key: Hashable, step: int, was_put: bool) -> None:
         if was_put:
@@ -177,30 +179,25 @@ class Snapshots:
     def began_with(self, number: int, after: int, own: Executions) -> tuple[int, ...]:
         """The known steps whose state is the one with which the attempt went on after `after` local steps. If only some
         ranks had reported their states before: the steps that fit for all of them."""
-        begun = {
-            state.event.rank or 0: state for state in self._states.get(number, ())
-            if state.begun and state.event.step == after
-        }  # fmt: skip
-        whole, *of_ranks = self._keys(number, begun)
-        first = own.at(own.local_step == after + 1)
-        texts = [execution.restored for execution in first.with_state if execution.restored is not None]
-        found = self._fitting(whole, *([_over_ranks(texts)] if texts and len(texts) == len(first) else []))
+        whole, *of_ranks = self._keys(number, self._went_on_with(number, after))
+        found = self._fitting(whole, *_of_first(own, after, "restored"))
         if not found and (of_each := [fits for key in of_ranks if (fits := self._fitting(key))]):
             found = set.intersection(*of_each)
         return tuple(sorted(found))
 
-    def others_began_with(self, number: int, after: int) -> Mapping[str, tuple[int, ...]]:
+    def others_began_with(self, number: int, after: int, own: Executions) -> Mapping[str, tuple[int, ...]]:
         """By quantity ("moments" or "rng"): the known steps whose moments or random number generators are those with
         which the attempt went on after `after` local steps. What was the same after several steps shows nothing."""
-        begun = {
-            state.event.rank or 0: state for state in self._states.get(number, ())
-            if state.begun and state.event.step == after
-        }  # fmt: skip
-        fitting = {key: self._fitting(key) for key in _other_keys(begun)}
+        begun = self._went_on_with(number, after)
         found: dict[str, set[int]] = defaultdict(set)
-        for (quantity, _of), steps in fitting.items():
-            found[quantity] |= steps
+        for key in (*_other_keys(begun), *_of_first(own, after, "restored_moments")):
+            found[key[0]] |= self._fitting(key)
         return {quantity: tuple(steps) for quantity, steps in found.items() if len(steps) == 1}
+
+    def _went_on_with(self, number: int, after: int) -> dict[int, State]:
+        """By rank: the state with which the attempt went on after `after` local steps."""
+        seen = (state for state in self._states.get(number, ()) if state.begun and state.event.step == after)
+        return {state.event.rank or 0: state for state in seen}
 
     def _keys(self, number: int, of_ranks: Mapping[int, State]) -> list[Hashable]:
         """The keys of a state: of all its ranks together, and of each rank alone. Parts of which some are missing add
@@ -260,6 +257,17 @@ def _key(of_ranks: Iterable[Sums], add_up: bool = True) -> Hashable:
         for name, text in sums.items():
             by_name[name].append(text)
     return frozenset((name, _over_ranks(texts) if add_up else frozenset(texts)) for name, texts in by_name.items())
+
+
+def _of_sums(name: str, texts: Collection[str]) -> tuple[str, Hashable]:
+    """The key of the parameters, or of the moments, of which a step reported only the sum `name`."""
+    return "moments" if "moments" in name else "parameters", _over_ranks(texts)
+
+
+def _of_first(own: Executions, after: int, name: str) -> list[tuple[str, Hashable]]:
+    """The key of this sum in the step that follows `after` local steps, if all its ranks reported it."""
+    texts = _by_step(own.at(own.local_step == after + 1), name, "local_step").get(after + 1)
+    return [_of_sums(name, texts)] if texts else []
 
 
 def _over_ranks(texts: Collection[str]) -> Hashable:

@@ -22,7 +22,7 @@ from torchaos.harness.record.history.attempts import Attempt, Segment, at_step, 
 from torchaos.harness.record.history.first_steps import Scene, parts_of
 from torchaos.harness.record.history.saves_and_loads import Load, Save, counts_steps, saved_as, whole_loads
 from torchaos.harness.record.history.snapshots import Snapshots, segment_at
-from torchaos.harness.record.history.step_evidence import LOSSES, OPTIMIZER, SAMPLES, Witness, decide
+from torchaos.harness.record.history.step_evidence import LOSSES, OPTIMIZER, SAMPLES, SCHEDULER, Witness, decide
 from torchaos.harness.record.history.step_witnesses import hear, log_begins_again, log_lead
 from torchaos.harness.record.steps import Executions
 
@@ -90,7 +90,7 @@ class Placing:
         self.snapshots.add(attempt.number, segments, own[:0])
         first = segments[0]
         if first.base is not None and not any(self._earlier(attempt)) and (len(own) or attempt is self.found[0]):
-            self.foreign = [] if first.base else [load.path for load in whole_loads(returns.loads.get(0, []))]
+            self.foreign = [] if first.base else [load.path for load in whole_loads(returns.loads.get(first.after, []))]
         self._calibrate(attempt)
         self.saved += self._placed_saves(attempt.number, segments)
         made = [steps_.placed.global_step for steps_ in self.placed[placed_before:]]
@@ -221,7 +221,7 @@ class Placing:
         and all made that step; or the first attempt goes straight on. The counter of a rank says more than its
         samples, which may come again in each epoch."""
         counted = {
-            rank for witness in witnesses if witness.name == OPTIMIZER and not witness.contradicts(base)
+            rank for witness in witnesses if witness.name in (OPTIMIZER, SCHEDULER) and not witness.contradicts(base)
             for rank in witness.ranks
         }  # fmt: skip
         apart = [witness for witness in witnesses if set(witness.ranks) < scene.own.ranks]
@@ -237,7 +237,12 @@ class Placing:
         return True
 
     def _known(self, own: Executions) -> list[Executions]:
-        return [*self.twin, own.joined(self.placed).placed]
+        mine = [bool(part.attempts & own.attempts) for part in self.placed]
+        earlier, here = (
+            own.joined([part for part, is_mine in zip(self.placed, mine, strict=True) if is_mine is wanted]).placed
+            for wanted in (False, True)
+        )
+        return [*self.twin, earlier, here]
 
     def _earlier(self, attempt: Attempt) -> tuple[bool, bool]:
         """Whether an earlier attempt made a step or a save, and whether steps or saves of one may not have been

@@ -183,7 +183,7 @@ def _of_state(scene: Scene) -> list[Witness]:
 def _of_other_state(scene: Scene) -> list[Witness]:
     """The witnesses of the other state, if the parameters are those of no known step."""
     kinds = {"moments": names.MOMENTS, "rng": names.RNG}
-    found = scene.snapshots.others_began_with(scene.number, scene.after)
+    found = scene.snapshots.others_began_with(scene.number, scene.after, scene.own)
     return [Witness(kinds[what], steps, "to the bit, they were those after that step") for what, steps in found.items()]
 
 
@@ -195,7 +195,7 @@ def _of_start(scene: Scene) -> list[Witness]:
     if scene.blind or scene.saves or scene.loads:
         return []
     counted = any(each.opt_step is not None or each.sched_step is not None for each in scene.start)
-    shown = scene.saves_seen and counted and scene.of_same_ranks
+    shown = scene.saves_seen and counted
     trust = _SAVES_SEEN if shown else 1.0
     return [Witness(names.UNSAVED, (0,), "no attempt before it saved a checkpoint", trust=trust)]
 

@@ -4,7 +4,7 @@ It reads its plan (`AgentPlan`: the hooks and the faults of this rank) and one c
 events to a file, applies faults at their Moments, and holds the rank while the harness applies a fault from outside. It
 imports only the standard library, the job's torch and `protocol`, because the job's Python may not have torchaos.
 
-Inside a job this folder and `protocol` are loaded by path as `_torchaos.agent` and `_torchaos.protocol` (see
+Inside a job, this folder and `protocol` are loaded by path as `_torchaos.agent` and `_torchaos.protocol` (see
 bootstrap/sitecustomize.py), so their modules import each other relatively. The harness imports the same files as
 `torchaos.harness.agent` and `torchaos.harness.protocol`."""
 

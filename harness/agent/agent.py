@@ -51,14 +51,14 @@ class Agent:
         self.loads = 0  # checkpoint files that were loaded
         self.saves = 0  # checkpoint files whose save began
         self.put_back = 0  # calls of load_state_dict for what the job trains
-        self.sees_forwards = False  # the hooks see the forwards of what the job trains
+        self.sees_forwards = False  # the hooks see the forwards of the models that the job trains
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = LastingFaults()
         self.look_for_saves: Callable[[], Any] | None = None  # called when a backward, step or rename begins
-        # Called in each phase that may be the first of a step, while the state with which a step begins is wanted.
+        # Called in each phase that may be the first of a step, while the state at the start of a step is wanted.
         self.state_begins: Callable[..., Any] | None = None
-        # Looks whether the job has changed its parameters. Set only in a job without an optimizer of torch's, after a
+        # Checks whether the job has changed its parameters. Set only in a job without an optimizer of torch's, after a
         # backward. Called when a batch is fetched, and when a forward, backward, save or load begins; with False if
         # other values may be in place, such as an average, because the job may be about to save or to evaluate.
         self.changed: Callable[[bool], None] | None = None
@@ -96,7 +96,7 @@ class Agent:
             return
         self.broken.add(hook)
         self.live.discard(hook)
-        if hook == "steps":  # every other hook depends on it
+        if hook == "steps":  # all other hooks depend on this one
             self.on = False
         try:
             self.emit(wire.Kind.AGENT_FAILED, {"hook": hook, "error": f"{type(error).__name__}: {error}"})
@@ -124,7 +124,7 @@ class Agent:
 
     @property
     def sees_saves(self) -> bool:
-        """Whether this process reports its saves: the rank does, and a child that it forked."""
+        """Whether this process reports its saves: it is the rank, or a child that the rank forked."""
         return (self.on or self.child is not None) and "checkpoints" in self.live
 
     def is_forked_child(self) -> None:
@@ -144,7 +144,7 @@ class Agent:
             if call is not None and self.lasting.on_calls:
                 self.lasting.enter(call)
         except BaseException:
-            self.phases.leave(phase)  # the job may catch it, and train on
+            self.phases.leave(phase)  # the job may catch the exception, and train on
             raise
 
     def starts(self) -> None:

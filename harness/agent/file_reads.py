@@ -12,7 +12,7 @@ from .agent import Agent
 from .saving.saved_files import writes
 
 MOST = 5000  # paths that a process records at most
-_MADE = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}  # which argument is the path that is created
+_MADE = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}  # which argument is the path that is made
 _FOLDERS = {"os.listdir", "os.scandir"}
 _NOT_OWN = ("/proc/", "/sys/", "/dev/", os.path.dirname(os.__file__) + "/", os.path.dirname(__file__) + "/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")

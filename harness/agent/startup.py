@@ -27,8 +27,8 @@ Then = Callable[[ModuleType], None]
 
 
 class PostImport:
-    """Calls functions after imports. It is an import finder that finds no module itself: it asks the other finders, and
-    replaces the method of the loader that executes the module."""
+    """Calls functions after imports. It is an import finder that finds nothing itself: it asks the other finders, and
+    replaces the loader's method that executes the module."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Then]] = {}
@@ -182,7 +182,7 @@ def _safely(work: Callable[[], Any]) -> Any:
 
 
 def _begin() -> Callable[[], object]:
-    """Records where the attempts begin. Returns a function that must be called if the torchrun ends successfully."""
+    """Records where the attempts begin. Returns a function to call if the torchrun ends successfully."""
     folder = Path(AgentPlan.read(os.environ[wire.ENV_PLAN]).events)
     first = first_attempt(folder, int(os.environ.get(wire.ENV_ATTEMPT_BASE, "0")))
     os.environ[wire.ENV_ATTEMPT_BASE] = str(first)  # the workers inherit it
@@ -195,10 +195,11 @@ def _begin() -> Callable[[], object]:
 
 
 def first_attempt(folder: Path, submitted: int) -> int:
-    """The number of a torchrun's first attempt. `submitted`: the first attempt of the submission. Each torchrun counts
-    its restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep 1; done`). So the
-    attempts of a torchrun that follows a failed torchrun are numbered on from that one: it continues the same training.
-    Torchruns at the same time, or one after another with success, may be separate trainings: they all begin with
+    """The number of a torchrun's first attempt. `submitted`: the first attempt of the submission.
+
+    Each torchrun counts its restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep
+    1; done`). So the attempts of a torchrun that follows a failed one are numbered on from there: it continues the same
+    training. Torchruns at the same time, or after a successful one, may be separate trainings: they all begin with
     `submitted`, and then their steps count for no verdict."""
     for event in _torchruns(folder):
         if (event.attempt or 0) >= submitted and (event.data["ended"] or _is_other(event)):

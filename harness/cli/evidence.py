@@ -92,7 +92,7 @@ def _at_end(event: Event) -> Diagnosis:
     return found
 
 
-_SHOWN = 20  # so many problems of a checkpoint are printed
+_SHOWN = 20  # the most problems of a checkpoint that are printed
 
 
 @cli.command()
@@ -189,7 +189,7 @@ def _show(verified: Verified) -> None:
     for text in verified.unseen:
         click.echo(f"  unseen: {text}")
     inside = formats.counted_step(layout)
-    if None not in (inside, layout.step) and abs((inside or 0) - (layout.step or 0)) > 1:  # some count from 0
+    if None not in (inside, layout.step) and abs((inside or 0) - (layout.step or 0)) > 1:  # some jobs count from 0
         click.echo(f"  its name says step {layout.step}, and its contents say step {inside}")
     if layout.missing and layout.tensors:
         click.echo(f"  not found in it: {', '.join(layout.missing)}")

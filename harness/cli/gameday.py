@@ -84,7 +84,7 @@ def gameday(
     list_presets: bool, summary: Path | None, webhook: str | None, quiet: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Inject faults for hours, at the rates of a real cluster."""
-    if json_file and not only_plan:  # else a script that wants to look would start a day of faults
+    if json_file and not only_plan:  # otherwise a script that only wants to look would start a day of faults
         raise UsageError("--json prints the plan of a day: write --plan too; the score of a day is in its score.json")
     console = Console()
     if list_presets:

@@ -80,7 +80,7 @@ def gate(
                 click.echo(f"{folder}: there is no such folder", err=True)
     else:
         folders[0].mkdir(parents=True, exist_ok=True)
-        missing = judged().missing  # until these have run, the reports list them
+        missing = judged().missing  # until these runs are made, the reports list them
         files = tuple(one.path for one in missing if not one.explored)
         if files:
             with suppress(SystemExit):  # the gate judges the results, and tells them

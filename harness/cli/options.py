@@ -102,12 +102,13 @@ def json_option(command: Function) -> Function:
 
 
 def json_only(command: Function) -> Function:
-    """For commands that only look: they get `json_file` for `is_told`."""
+    """For commands that only look: they get `json_file`, to pass to `is_told`."""
     return _OPTION(command)
 
 
 def is_told(json_file: Path | None, found: Any) -> bool:
-    """Writes the JSON where the user wants it. Returns whether it was printed; then no text is printed."""
+    """Writes the JSON where the user wants it. Returns whether that was standard output; then the command prints no
+    text."""
     if json_file == _PRINTED:
         click.echo(json.dumps(found, indent=1))
     elif json_file:

@@ -66,7 +66,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
 
 
 def trace(result: Result, folder: RunDir, run: Record | None = None) -> list[str]:
-    """Sends the run as a trace. Returns a sentence if that failed, which changes no verdict."""
+    """Sends the run as a trace. Returns a sentence if that failed; the verdict does not change."""
     try:
         problem = exporters.send(run or Record.load(folder), result, commit_in(folder))
     except ChaosError as error:

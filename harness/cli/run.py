@@ -216,7 +216,7 @@ def _job_options(job: Source | None) -> tuple[str, ...]:
 
 
 def _apart(runs: Sequence[Planned]) -> list[Planned]:
-    """Gives each scenario its own folder, even if two files describe the same scenario with the same seed."""
+    """Gives each scenario a folder of its own, even if two files have the same scenario with the same seed."""
     seen = Counter[Path]()
     found = []
     for planned in runs:

@@ -154,7 +154,7 @@ class CheckpointFault(Fault):
 
 
 def _keep_times(edit: Edit) -> None:
-    """Carries out the edit, and sets the times of change back: real damage does not change them, and trainers read
+    """Carries out the edit, and puts the file's old times back: real damage does not change them, and trainers read
     them."""
     before = {path: path.stat() for path in (edit.path, edit.path.parent)}
     edit()
@@ -165,8 +165,8 @@ def _keep_times(edit: Edit) -> None:
 
 @dataclass
 class StillThere:
-    """A probe that reports when the damage ends, because the job has moved, removed or replaced the file. If the job
-    has only given the save its final name, the probe reports the new path and goes on."""
+    """A probe that reports when the damage ends: the job has moved, removed or replaced the file. If the job has only
+    given the save its final name, the probe reports the new path and goes on."""
 
     fault: str
     paths: Sequence[Path]

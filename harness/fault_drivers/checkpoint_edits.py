@@ -276,8 +276,8 @@ def metadata(checkpoint: Checkpoint, draw: random.Random) -> Path:
 
 
 def partial(checkpoint: Checkpoint, draw: random.Random) -> list[Edit]:
-    """Leaves the files that an interrupted save leaves: no metadata, which is written last, and half of the other
-    files, of which one is cut off."""
+    """Makes the files look like those of an interrupted save: no metadata, which is written last, and only half of the
+    other files, one of them cut off."""
     data = [Path(path) for path in _data_files(checkpoint)]
     described = [Path(file.path) for file in checkpoint.files if file.role == "metadata"]
     draw.shuffle(data)

@@ -113,7 +113,7 @@ def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = ""
 
 
 def _check(site: NodeSite, containers: Iterable[Hit]) -> None:
-    """Raises TargetGone if a node now has another container than that whose undo is on disk."""
+    """Raises TargetGone if a node now has another container than the one whose undo is on disk."""
     known = {handle.id for handle in site.undo_on_disk if isinstance(handle, Container)}
     for hit in containers:
         if known and hit.id not in known:
@@ -177,7 +177,7 @@ def fill(hit: Hit, spare: int) -> None:
 
 @dataclass
 class Held:
-    """A probe that reports how often the kernel has held back a container at its limit, counted from the probe's first
+    """A probe that reports how often the kernel has held back a container at its limit, counted from the first
     sample."""
 
     fault: str

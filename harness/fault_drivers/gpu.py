@@ -313,8 +313,8 @@ def _text(injector: OverlayFault, pids: Sequence[int]) -> str:
 
 
 def _since_s(orders: Path) -> float:
-    """A time (CLOCK_MONOTONIC) before the orders were given: one second ago, or the time of the file if that is
-    earlier. The time of the file may come from a file server with another clock."""
+    """A time (CLOCK_MONOTONIC) before the orders were given: one second ago or, if earlier, the time of the file (which
+    may come from a file server with another clock)."""
     now = time.monotonic()
     with suppress(OSError):  # the orders may be undone already
         return min(now - 1.0, now - (time.time() - orders.stat().st_mtime) - 0.02)

@@ -120,8 +120,8 @@ def ended(record: Record, fault: str) -> Evidence | None:
 
 
 def left(record: Record, fault: str) -> Evidence | None:
-    """Evidence that a process that the fault ended has exited. The exit code does not matter, because a process that
-    ends normally chooses it."""
+    """Evidence that a process that the fault ended has exited, with whatever exit code: a process that ends normally
+    chooses its own."""
     return _first(record, fault, record.of_kind(*_EXITS), "pid {} left")
 
 

@@ -3,9 +3,9 @@ server stands in front of the endpoint. The mark of its process is in the undo l
 Toxiproxy's own, see "Toxics" in its README; their times are in ms, their rates in KB/s.
 
 The job's traffic through a proxy is measured from the kernel's data about the proxy's connections (TCP_INFO, as shown
-by ss). Bytes that the proxy has got from one side and not sent to the other side are held back. If none of the bytes
-that were held back at one look has been sent at a later look, then they were held back for at least the time between.
-So a measured time may be too short, but never too long."""
+by ss). Bytes that the proxy has got from one side and not sent to the other are held back. If at a later look none of
+these bytes has been sent, they were held back for at least the time between the looks. So a measured time may be too
+short, but never too long."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ WAYS = {"upstream": "sent", "downstream": "got"}  # as the job sees it
 @dataclass(frozen=True)
 class _Look:
     """The open connections of a proxy at one time: the kernel's counters, by the address of the job (`job`) or by the
-    proxy's own address (`upstream`). A connection is open until the proxy or the endpoint has closed it."""
+    proxy's own address (`upstream`). A connection counts as open until the proxy or the endpoint closes it."""
 
     begun_s: float  # CLOCK_MONOTONIC
     ended_s: float

@@ -58,8 +58,8 @@ def operations(on: str) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Rules:
     """The `operations` of the ranks `ranks` fail with `error`, take `delay_s` seconds longer, or (`stall`) hang until
-    the fault is undone. `left`: only operations that need space fail, after this many bytes have been written. `rate`:
-    bytes per second."""
+    the fault is undone. `left`: bytes that can still be written; after these, only operations that need space fail.
+    `rate`: bytes per second."""
 
     operations: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -116,7 +116,7 @@ class OwnDisk:
         return cls(folder.resolve(), size, Mount.of(folder, f"torchaos-{run_id}"))
 
     def mount(self) -> None:
-        """Mount the tmpfs. Raises ChaosError."""
+        """Mounts the tmpfs. Raises ChaosError if that is not possible."""
         libc, options = ctypes.CDLL(None, use_errno=True), f"size={self.size},mode=755".encode()
         target, handle = os.fsencode(self.folder), self.undo_handle
         if libc.mount(os.fsencode(handle.tag), target, b"tmpfs", ctypes.c_ulong(_NO_SUID_NO_DEV), options) != 0:
@@ -310,8 +310,7 @@ class StorageFault(Fault):
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """Evidence that a target rank got an error or had to wait. The witness is the file system, which runs outside
-        the rank. Evidence for one target rank is enough, because its wait may keep the other ranks from starting their
-        operations."""
+        the rank. One target rank is enough: while it waits, the other ranks may not begin their operations."""
         seen = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "spoilt"]
         last = {event.data["rank"]: event for event in seen}
         if not last:

@@ -33,7 +33,7 @@ class NetworkNamespace:
 
     @classmethod
     def of(cls, pid: int) -> NetworkNamespace:
-        """The namespaces of a process. Raises ProcessLookupError if there is no such process."""
+        """The namespace of a process. Raises ProcessLookupError if there is no such process."""
         ticks = start_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"there is no process {pid}")

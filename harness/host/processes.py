@@ -32,10 +32,11 @@ _LOOK_MS = 500  # milliseconds
 
 
 def wait_for(process: subprocess.Popen[Any]) -> int:
-    """Waits for the process and returns its exit code; if negative, the number of a signal. This is used instead of
-    Popen.wait, which sleeps in a single system call: Python runs signal handlers only between bytecodes of the main
-    thread, so the handler of a signal that comes just before that call, or in another thread, would run only when the
-    process has ended."""
+    """Waits for the process and returns its exit code; if negative, the number of a signal.
+
+    Used instead of Popen.wait, which sleeps in a single system call. Python runs signal handlers only between bytecodes
+    of the main thread. So the handler of a signal that comes just before that call, or in another thread, would run
+    only when the process has ended."""
     if process.returncode is not None:
         return process.returncode
     try:
@@ -206,7 +207,7 @@ def end(find: Callable[[], Mapping[int, int]], timeout_s: float = END_S) -> list
     """Sends SIGKILL to all processes that `find` returns (start times by pid), and repeats this until it returns none.
     Returns the pids that are left after `timeout_s` seconds, for example because they are stuck in the kernel."""
     deadline = time.monotonic() + timeout_s
-    while members := find():  # again, because new processes may have been started
+    while members := find():  # again and again, because new processes may have been started
         left = kill(members, deadline)
         if left or time.monotonic() > deadline:
             return sorted(left or members)
@@ -338,8 +339,8 @@ def image(pid: int) -> tuple[bytes, bytes] | None:
 
 def wait_for_forks(parent: tuple[bytes, bytes], timeout_s: float) -> None:
     """Waits at most `timeout_s` seconds until no process has the command line and environment of `parent`, a process
-    that is dead. A child that `parent` forked just before its death has them, and gets a mark only when it calls
-    exec."""
+    that is dead. A child that `parent` forked just before its death still has both, and gets its own mark only when it
+    calls exec."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and any(image(pid) == parent for pid in _pids() if pid != os.getpid()):
         time.sleep(0.001)

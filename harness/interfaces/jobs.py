@@ -22,7 +22,7 @@ Hits = Literal["ranks", "agents", "as_targeted", "ranks_or_node", "nodes", "file
 @dataclass(frozen=True)
 class Target:
     """The target of a fault, after placeholders and random choices: global ranks, or whole nodes by index. Both are
-    empty for a fault of files or endpoints."""
+    empty for a fault that hits files or endpoints."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...] = ()
@@ -278,8 +278,8 @@ class RemoteLauncher(Launcher, Protocol):
         or --hosts, followed by the command of the spec."""
 
     def exit_code(self, node: Node) -> int | None:
-        """For a job that was running before torchaos: the exit code of the job's part on a node, if the node ended
-        together with it. None if that is not known."""
+        """For a job that was running before torchaos: the exit code of the job's part on a node, if that node ended
+        together with its part. None if this is not known."""
         return None
 
     def gone(self, node: Node) -> bool:
@@ -335,7 +335,7 @@ class NodeSite(Site, Protocol):
 
     @property
     def undo_on_disk(self) -> Sequence[Handle]:
-        """The handles from `changes`, whose undo is on disk. Empty before `apply` is called."""
+        """The handles that `changes` returned, once they are on disk. Empty before `apply` is called."""
 
     @property
     def undo_copies(self) -> Path:

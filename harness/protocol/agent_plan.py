@@ -24,8 +24,8 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in a rank that only the agent can see. The pacer is the rank in which a fault fires at this point, or
-    which is held there."""
+    """A point in a rank that only the agent can see. The pacer is the rank in which the fault fires at this point or,
+    for a fault from outside, the rank that is held there."""
 
     pacer: int
     step: int | None  # global step during which it fires, counted from 1; None: any
@@ -62,7 +62,7 @@ class RankTrigger:
         return cls(**{**raw, "when": Moment.from_dict(raw["when"])})
 
 
-_IN_FILE = {"triggers": "orders"}  # names that differ in the file of an AgentPlan
+_IN_FILE = {"triggers": "orders"}  # keys whose names differ in the file of an AgentPlan
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,19 @@
 A check sum of tensors adds up over the ranks that share them, whatever their number. It consists of two sums, modulo
 2**64, over the bits of the tensors, read as integers. In the first sum, each tensor has a factor of its own. The
 second, the plain sum, has no factors. So the check sum changes if a bit flips or if two tensors change places, but not
-if elements change places within one tensor. The plain sum is the same for every order of the tensors.
+if elements change places within one tensor. The plain sum does not depend on the order of the tensors.
 
 A check sum is 32 hexadecimal digits, after a prefix that tells what it covers:
 
-- no prefix: every tensor is whole in this rank, as under DDP
-- SHARD: parts of tensors, or some of the tensors; the sums of all ranks add up to the sum of the whole tensors
-- PART and numbers, such as `part0.1`: one part of one tensor, by its place in the mesh. If several ranks have the same
-  part, they have the same prefix, and the part counts once
-- COPY: parts that another rank has as well (hybrid sharding), and that count there
-- MIXED: whole tensors and parts, or parts of which copies may exist; such sums can't be added up
+    no prefix          every tensor is whole in this rank, as under DDP
+    SHARD              parts of tensors, or some of the tensors; the sums of all ranks add up to that of the whole
+    PART and numbers   such as `part0.1`: one part of one tensor, by its place in the mesh. If several ranks have the
+                       same part, they have the same prefix, and the part counts once
+    COPY               parts that another rank has as well (hybrid sharding), and that count there
+    MIXED              whole tensors and parts, or parts of which copies may exist; such sums can't be added up
 
-`Sums` are recorded of a step's samples when a rank has written as many bytes about samples as it may: how many samples
-there are, and the sum of their numbers. The number of a sample is its digest or its index, mixed as in
+`Sums` describe a step's samples when a rank has written as many bytes about samples as it may: how many samples there
+are, and the sum of their numbers. The number of a sample is its digest or its index, mixed as in
 record/steps/execution.py (`in_any_order`). So a run and its twin can be compared even if only one of them has sums."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def plain(text: str) -> int:
 
 
 def is_of_nothing(text: str | None) -> bool:
-    """Whether the check sum covers no tensor at all, or only zeros."""
+    """Whether the check sum covers no tensor, or only zeros."""
     return text is None or not text.strip("0")
 
 
@@ -132,7 +132,7 @@ def _written(ordered: int, unordered: int) -> str:
 
 
 def _factor(place: int) -> int:
-    """The factor of each place. It is odd, so that no bit of a tensor's sum is lost. Neighbours have very different
+    """The factor of a place. It is odd, so that no bit of a tensor's sum is lost. Neighbours have very different
     factors (Knuth's multiplicative hash)."""
     return (place * 0x9E3779B97F4A7C15 + 1) % MODULUS | 1
 

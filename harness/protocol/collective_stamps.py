@@ -107,7 +107,7 @@ class Stamps:
 
     @property
     def begun(self) -> int:
-        """How many have begun so far."""
+        """How many collectives have begun so far."""
         return self._words[6]
 
     def known(self, name: str) -> int | None:
@@ -115,8 +115,8 @@ class Stamps:
         return self._groups.get(name)
 
     def group(self, name: str, ranks: Iterable[int] | None = None) -> int:
-        """The code of a process group, which is assigned at the first call. If there are more than GROUPS groups, the
-        last ones share the last code."""
+        """The code of a process group, which the first call assigns. If there are more than GROUPS groups, the last
+        ones share the last code."""
         code = self._groups.get(name)
         if code is None:
             code = self._groups[name] = min(len(self._groups), GROUPS - 1)

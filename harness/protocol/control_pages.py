@@ -31,7 +31,7 @@ _SHORTEST_S, _LONGEST_S, _SHARE = 0.0002, 0.02, 0.02
 
 
 def wait_until(is_true: Callable[[], bool], end_s: float) -> bool:
-    """Waits until `is_true()` or until `end_s` (CLOCK_MONOTONIC). Returns whether `is_true()`. The interpreter lock is
+    """Waits until `is_true()` or until `end_s` (CLOCK_MONOTONIC). Returns the last `is_true()`. The interpreter lock is
     free during the wait. The pauses between two checks grow with the wait, up to 20 ms. So the wait ends at most 2 %
     late, and a rank that is held for seconds uses so little CPU that the hang observers do not take it for work."""
     begun = time.monotonic()

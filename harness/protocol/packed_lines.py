@@ -37,10 +37,10 @@ PHASES = (
 SHAPE = struct.Struct("<BHBBHH")
 # Flags: the last two bits are `skipped` (2: None).
 SKIPPED, NONES, NO_SAMPLES, NO_INDICES, WIDE, SUMS = 3, 4, 8, 16, 32, 64
-_HEAD = "IddIii"  # seq, wall_s, mono_s, step, opt_step, sched_step
+_HEAD = "IddIii"  # in this order: seq, wall_s, mono_s, step, opt_step, sched_step
 NONE = -(1 << 31)  # stands for None in opt_step and sched_step
 CRC = 4
-PART = 240  # bytes; so few that there is always a byte to XOR them with that leaves no newline
+PART = 240  # bytes: few enough that some byte can be XORed with all of them and leave no newline
 _BITS = 64
 _NO_NUMBER = float("nan")
 _NAMED = re.compile(r"rank(0|[1-9]\d*)-a(0|[1-9]\d*)-")
@@ -100,8 +100,8 @@ class Packer:
         return self._prefix + _without_newlines(record) + b"\n"
 
     def _learn(self, shape: tuple[Any, ...]) -> tuple[Any, Sequence[str], int, bytes]:
-        """The way to pack records of this shape: the function that packs them, their phases in order, their flags, and
-        the rest of the shape as bytes."""
+        """The way to pack records of this shape: the packing function, the phases in order, the flags, and the rest of
+        the shape as bytes."""
         wide, losses, lr, samples, indices, nones, sums, *phases = shape
         rows = samples if samples < 0 else samples // ROW
         if sums is not None:

@@ -325,7 +325,7 @@ class EventFile:
         sched_step: int | None, skipped: bool | None, samples: bytes | None, indices: Sequence[int] | None,
         phases: Mapping[Phase, float], sums: Sums | None = None,
     ) -> None:  # fmt: skip
-        """Writes the event of a usual step. `samples`: packed_lines.ROW bytes for each sample. `sums`: given in place
+        """Writes the event of a usual step. `samples`: packed_lines.ROW bytes for each sample. `sums`: written in place
         of samples and indices."""
         assert self._packer is not None
         seq, wall_s, mono_s = next(self._seq), time.time(), time.monotonic()
@@ -344,7 +344,8 @@ class EventFile:
 
 def rank_of(environ: Mapping[str, str]) -> int:
     """The number of the rank in the whole job. The torchrun of each replica counts its ranks from 0, so the ranks of
-    the earlier replicas are added, as in torchft (`_global_rank` in its manager.py). Raises KeyError or ValueError."""
+    the earlier replicas are added, as in torchft (`_global_rank` in its manager.py). Raises KeyError if a variable is
+    missing, ValueError if it is no number."""
     return int(environ.get(ENV_REPLICA, "0")) * int(environ.get("WORLD_SIZE", "0")) + int(environ["RANK"])
 
 

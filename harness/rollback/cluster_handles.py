@@ -127,7 +127,7 @@ class KubernetesAgent:
         return code
 
     def _is_gone(self) -> bool:
-        """Whether the pod or the container has ended. Then nothing is left of what was in it."""
+        """Whether the pod or its container has ended. Then nothing that was in it is left."""
         said = self._kubectl.ask("get", "pod", self.pod, "--ignore-not-found", "--output=json")
         found = json.loads(said) if said.strip() else {}
         return (
@@ -192,9 +192,8 @@ def status_of(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
 
 
 def _has_ended(found: Mapping[str, Any]) -> bool:
-    """Whether an object is a pod that was deleted and has no container that may still run. If a kubelet has removed a
-    container, it may report that the container waits, as before its start. In that case, the phase of the pod
-    decides."""
+    """Whether an object is a pod that was deleted and has no container that may still run. After a kubelet has removed
+    a container, it may report that the container waits, as before its start; then the phase of the pod decides."""
     status = found.get("status", {})
     states = [container["state"] for container in status.get("containerStatuses") or []]
     if "deletionTimestamp" not in found["metadata"] or any("running" in state for state in states):

@@ -59,7 +59,7 @@ class File:
     gid: int = -1
     mtime_ns: int = 0
     inode: int = 0
-    born_ns: int = 0  # 0 if the file system does not store it
+    born_ns: int = 0  # 0 if the file system does not store the birth time
     made: str | None = None  # SHA-256 of the file that the fault puts there
     yields: bool = False
     removes: bool = False  # the fault itself removes the file

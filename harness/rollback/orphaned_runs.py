@@ -83,8 +83,8 @@ def is_alive(run_dir: Path) -> bool:
 
 
 def recover(run: OpenRun, any_host: bool = False) -> Recovered:
-    """Undoes the changes of a run, unless another process does that. The entry of the run in the registry is removed if
-    everything is verified. `any_host`: also if the run was on another machine."""
+    """Undoes the changes of a run, unless another process does. Removes the run's entry in the registry if everything
+    is verified. `any_host`: also a run of another machine."""
     if not run.here and not any_host:
         return _spare(run, f"it ran on {run.host.partition('/')[0]}: recover it there")
     if run.lives(run.harness):

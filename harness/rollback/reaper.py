@@ -57,8 +57,8 @@ class UndoExecutor:
 
     Thread-safe. Records are undone one at a time; new records and marks are accepted meanwhile. An undo that hangs is
     given up after `BOUND_S` seconds. `log` None: nothing is written to a log. `within`: the folders of the run, if the
-    records come from a log, which somebody else may have written. A handle whose files must be in these folders, and
-    are not, is not undone."""
+    records come from a log, which somebody else may have written: a handle whose files must be in these folders and are
+    not is not undone."""
 
     def __init__(
         self, log: UndoLog | None, records: Iterable[UndoRecord] = (), within: Collection[Path] | None = None
@@ -86,9 +86,9 @@ class UndoExecutor:
             self._undone.discard(record.id)
 
     def mark(self, name: str, state: State) -> bool:
-        """Records that a change is about to be made, or was made. Returns False if the record was undone before; if its
-        change was made after that, the next `undo` undoes it again. Raises ValueError for an unknown record, and
-        OSError if nothing can be written."""
+        """Records that a change is about to be made, or was made. Returns False if the record was undone before; if the
+        change was made after that, the next `undo` undoes it again. Raises ValueError for an unknown record, OSError if
+        nothing can be written."""
         if name not in self._records:
             raise ValueError(f"{name} has no undo in the log")
         if state not in (State.MAYBE_APPLIED, State.APPLIED):

@@ -112,9 +112,9 @@ class ReaperClient:
     def record_undo(
         self, record: str, handles: Sequence[Handle] | Irreversible, owner: str, limit_s: float | None = None
     ) -> None:
-        """Writes the undo record `record`. Returns when the handles are on disk. The reaper undoes them `limit_s`
-        seconds from now, if that was not requested before. Raises UndoError if they can't be written (then inject
-        nothing), and UsageError if there are no handles."""
+        """Writes the undo record `record`. Returns when the handles are on disk. The reaper undoes them after `limit_s`
+        seconds, if nobody did before. Raises UndoError if they can't be written (then inject nothing), and UsageError
+        if there are no handles."""
         irreversible = handles.why if isinstance(handles, Irreversible) else None
         if not (handles if irreversible is None else irreversible):
             raise UsageError(f"{record}: it lists no changes, and gives no reason why they can't be undone")
@@ -137,8 +137,8 @@ class ReaperClient:
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:
-        """Raises UndoError if the reaper is gone. Then no process would undo the changes by itself, although their undo
-        is on disk."""
+        """Raises UndoError if the reaper is gone: no process would undo the changes by itself, although their undo is
+        on disk."""
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 

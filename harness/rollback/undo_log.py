@@ -139,7 +139,7 @@ class UndoLog:
                     os.fsync(self._copy)
 
     def keep_copy(self, path: Path) -> None:
-        """From now on, keeps a copy of the whole log at `path`. Raises OSError."""
+        """From now on, keeps a copy of the whole log at `path`. Raises OSError if it can't be written."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._lock:
             self._copy = os.open(path, flags, 0o600)

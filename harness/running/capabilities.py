@@ -37,7 +37,7 @@ def check(name: str) -> Finding:
 
 
 def known() -> dict[str, Capability]:
-    """All capabilities, also those that only launchers know. They are loaded for this, without those that can't be."""
+    """All capabilities, also those that the launchers bring. Launchers that can't be loaded are left out."""
     for name in registry.names("launchers"):
         with suppress(UsageError):
             for capability, found in registry.find("launchers", name).checks.items():

@@ -47,8 +47,8 @@ def is_controllers(injector: Any, launcher: str) -> bool:
 
 
 def needs_of_controller(launcher: str, injectors: Iterable[str]) -> frozenset[str]:
-    """The capabilities that the controller needs for a job on other machines, including those for the faults that the
-    controller itself applies."""
+    """The capabilities that the controller needs for a job on other machines, with those for faults that the controller
+    applies itself."""
     found = (registry.find("injectors", name) for name in injectors)
     return frozenset(registry.find("launchers", launcher).needs).union(
         *(one.needs for one in found if is_controllers(one, launcher))
@@ -103,8 +103,8 @@ class Permits:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, ranks: Iterable[int], nodes: Iterable[int], land: bool = True) -> None:
-        """Checks that these ranks and nodes may be hit, in addition to all that were hit before. `land`: they count as
-        hit from now on. Raises NotPermitted if they may not be hit."""
+        """Checks that these ranks and nodes may be hit, in addition to all that were hit before. `land`: whether they
+        count as hit from now on. Raises NotPermitted if they may not be hit."""
         with self._lock:
             all_ranks, all_nodes = self._ranks | set(ranks), self._nodes | set(nodes)
             wrong = beyond(self.plan, all_ranks, all_nodes, self.world_size() or self.plan.job.world_size)
@@ -134,7 +134,7 @@ class Permits:
                 self._check_own(Path(touches.own))
 
     def _check_own(self, path: Path) -> None:
-        """Raises NotPermitted if the path is outside the run directory, because its undo would be refused."""
+        """Raises NotPermitted if the path is outside the run directory: its undo would be refused."""
         if not path.resolve().is_relative_to(self.folders[0].resolve()):
             raise NotPermitted(f"{path}: outside the run directory; for a copy, give File.of the site's undo_copies")
 

@@ -102,8 +102,8 @@ class RunView:
 
 
 def overview() -> tuple[list[RunView], list[Recovered]]:
-    """All runs of this user, and the problems of runs that could not be read. A command that is just between two runs
-    is included, without a run id."""
+    """All runs of this user, and the problems of runs that could not be read. A command that is between two runs is
+    included, without a run id."""
     runs, problems = find(())
     views = [_view(run) for run in runs]
     busy = {view.harness for view in views}

@@ -83,9 +83,9 @@ class ScenarioRun(Stoppable):
         return result
 
     def _in_vain(self, twins: Twins, has_twin: bool) -> str | None:
-        """Why a run would prove nothing, so that none is made: the twin's job died by itself before any fault would
-        come. None if the run is to be made. Raises UsageError if the twin shows that none would come: the scenario is
-        wrong."""
+        """Why no run is made: the twin's job died by itself before any fault would come, so a run would prove nothing.
+        None if the run is to be made. Raises UsageError if the scenario is wrong: the twin shows that no fault would
+        come."""
         if has_twin:
             check_reached(self.plan, Record.load(RunDir(self.folder.twins / "0")), self._places)
             return None
@@ -95,8 +95,8 @@ class ScenarioRun(Stoppable):
         return died if last is None or len(too_late(self.plan, last)) == len(self.plan.faults) > 0 else None
 
     def _judged(self) -> Result:
-        """Judges the run. Raises ChaosError instead of UsageError: the run directory was just written, so if it can't
-        be read, it was removed or damaged."""
+        """Judges the run. Raises ChaosError if the run directory can't be read (elsewhere this is a UsageError): it was
+        just written, so it was removed or damaged."""
         from torchaos.harness.analysis.verdict import records_of, verdict_of
 
         try:
@@ -106,8 +106,8 @@ class ScenarioRun(Stoppable):
             raise ChaosError(str(error)) from error
 
     def _more_twins(self, twins: Twins, wanted: int) -> str | None:
-        """Adds twins as long as they help to judge. Returns why it stopped before that, or None. If the cached twins
-        turn out to belong to another job than the run, all twins are made again, once."""
+        """Adds twins as long as they help to judge. If it stops before that, returns why; otherwise None. If the cached
+        twins turn out to belong to another job than the run, all twins are made again, once."""
         from torchaos.harness.analysis.comparison.agreement import wants_more
 
         renewed = False
@@ -129,7 +129,7 @@ class ScenarioRun(Stoppable):
                 return self._stopped or refused
 
     def _give_another(self, twins: Twins, run: Record, have: Sequence[Record]) -> bool:
-        """Adds a twin. If it is made now, it says why: the user sees one more run of the job."""
+        """Adds a twin. If the twin must be made now, tells the user why: one more run of the job is seen."""
         from torchaos.harness.analysis.comparison.agreement import what_differs
 
         differs = f"{what_differs(run, have)} differs from the twin's: a second twin shows whether that is noise"
@@ -160,8 +160,8 @@ class ScenarioRun(Stoppable):
         self._unsaid.append(text)
 
     def _write_down(self, unfinished: str | None) -> None:
-        """Records what happened outside the run, and so is not in the run's own journal. A note gets the time at which
-        the run ended, so that the run does not seem longer."""
+        """Records what happened outside the run, because the run's own journal does not have it. A note gets the time
+        at which the run ended, so that the run does not seem longer."""
         if not (unfinished or self._notes):
             return
         events = read_journal(self.folder.events)

@@ -70,9 +70,9 @@ class Twins:
 
     def give(self, number: int, to: RunDir) -> bool:
         """Copies the record of the twin `number` (from 0) into the run directory `to`. A twin that is not in the cache
-        is made first. Returns False if the twin's job failed or was ended early. Also returns False if the twins in the
-        cache have become stale or were replaced since twin 0 was copied; then `refused` says why. Raises ChaosError if
-        the cache can't be written."""
+        is made first. Returns False if the twin's job failed or was ended early, or (`refused` says why) if the twins
+        in the cache have become stale or were replaced since twin 0 was copied. Raises ChaosError if the cache can't be
+        written."""
         try:
             with self._locked() as mine:
                 kept = self._home / str(number)
@@ -103,8 +103,8 @@ class Twins:
             return mine
 
     def _is_current(self, number: int) -> bool:
-        """Whether the twin may be used. If `number` is 0, a stale generation is removed, so the answer is always yes.
-        For a later twin, `refused` has the reason against it."""
+        """Whether the twin may be used. For twin 0 the answer is always yes, because a stale generation is removed. For
+        a later twin, `refused` has the reason against it."""
         first = made_of(self._home / "0")
         why = first.changed() if first else "the files that its job read are not known" if self.has(0) else ""
         if number == 0:
@@ -221,8 +221,8 @@ def fault_free(plan: Plan) -> Plan:
 
 
 def kept_twin_of(plan: Plan, cache: Path | None = None) -> Record | None:
-    """The twin of the job in the cache, or else a twin of the same job that was made for other assertions. None if
-    there is no usable twin."""
+    """A usable twin of the job in the cache: the twin with this plan's key or, if there is none, a twin that was made
+    for other assertions. None if there is neither."""
     twins = (cache or user_cache_path("torchaos")) / "twins"
     exact = twins / key_of(fault_free(plan)) / "0"
     kept = exact if exact.is_dir() else next((one for one in twins.glob("*/0") if _is_of(plan, one)), exact)
@@ -268,9 +268,8 @@ def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, s
 
 
 def unreached(plan: Plan, twin: Record) -> dict[int, str]:
-    """The faults whose moment the job does not reach, as its twin shows: by index in the plan, a clause about each. A
-    later attempt may do what the first one does not, so a fault that can come after another one is judged only by its
-    step."""
+    """The faults whose moment the job does not reach, as its twin shows: by index in the plan, a clause about each. If
+    a fault can come after another one, only its step is judged: a later attempt may do what the first one does not."""
     last = last_step_in(twin)
     found = {} if last is None else too_late(plan, last)
     for number, fault in enumerate(plan.faults):
@@ -280,8 +279,8 @@ def unreached(plan: Plan, twin: Record) -> dict[int, str]:
 
 
 def check_reached(plan: Plan, twin: Record, places: Sequence[str]) -> None:
-    """Raises UsageError if the twin shows that no fault of the plan would come, because a run would be the twin once
-    more. `places`: for each fault, the place of its moment, for the message."""
+    """Raises UsageError if no fault of the plan would come, as the twin shows: the run would be just another twin.
+    `places`: for each fault, the place of its moment, for the message."""
     found = unreached(plan, twin)
     if found and len(found) == len(plan.faults):
         raise UsageError("\n".join(f"{places[number]}: {text}" for number, text in found.items()))

@@ -61,7 +61,7 @@ def used(named: Iterable[Path], words: Iterable[str], there: Iterable[Path], imp
 
 
 def variables_in(sources: Iterable[Path]) -> set[str]:
-    """The names in the sources that may be names of environment variables."""
+    """The words in the sources that may be names of environment variables."""
     pairs = (pair for path in sources for pair in _VARIABLE.findall(start_of(path)))
     return {os.fsdecode(name) for pair in pairs for name in pair if name}
 
@@ -87,7 +87,7 @@ def _words(text: bytes) -> set[str]:
 
 
 _WHOLE = 1 << 26  # bytes; of larger files only size and modification time are compared
-_MOST_READ_BYTES = 1 << 30  # bytes of all files together; of further files only size and modification time are compared
+_MOST_READ_BYTES = 1 << 30  # bytes of all files together; beyond, only size and modification time are compared
 _IGNORED = ("__pycache__",)  # made by every run
 
 Stamp = tuple[int, int]  # size in bytes, modification time in nanoseconds
@@ -253,7 +253,7 @@ def parts_of(plan: Plan) -> Parts:
 
 def difference(parts: Parts, before: Parts) -> str:
     """What has changed since a twin with the parts `before` was made, as a clause. Empty if that twin is of another
-    job, or was made for assertions that need other data."""
+    job, or was made for assertions with other needs."""
     if any(parts[name] != before[name] for name in ("launcher", "needs")):
         return ""
     if any(parts["job"][name] != before["job"].get(name) for name in ("command", "cwd", "env")):

@@ -26,7 +26,7 @@ from torchaos.harness.scenario.grammar import Fault, Job, Scenario
 from torchaos.harness.scenario.validation_errors import words
 from torchaos.harness.scenario.yaml_source import Keys
 
-# Reports a mistake: its place, a text, whether the key is wrong (False: its value). `also`: other places that the
+# Reports a mistake: its place, a text, and whether the key is wrong (False: its value). `also`: other places that the
 # mistake is about; `texts`: the places of numbers that may be meant as text.
 Tell = Callable[..., None]
 
@@ -319,8 +319,8 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
 
 
 def _check_end(scenario: Scenario, tell: Tell) -> None:
-    """Checks the rest of a scenario that has `until`. Such a run is not the whole job, so it can't be compared with a
-    twin, and `completed` can't hold."""
+    """Checks what else a scenario with `until` says. Such a run ends before the job does, so it can't be compared with
+    a twin, and `completed` can't hold."""
     if not scenario.until:
         return
     if scenario.twin.runs:

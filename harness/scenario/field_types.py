@@ -87,7 +87,7 @@ def unknown_placeholders(text: str, endpoints: Iterable[str] = ()) -> list[str]:
 
 
 def with_braces_doubled(text: str) -> str:
-    """The text for a scenario file, where `fill` turns it into this text again. Placeholders stay as they are."""
+    """The text for a scenario file, such that `fill` gives this text again. Placeholders stay as they are."""
     kept = {f"{{{name}}}" for name in PLACEHOLDERS}
     return _BRACES.sub(lambda match: match[0] if match[0] in kept else re.sub("[{}]", r"\g<0>\g<0>", match[0]), text)
 

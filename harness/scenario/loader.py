@@ -56,13 +56,13 @@ def kind_of(file: Path) -> str:
 
 
 def kind_in(data: Mapping[str, Any]) -> str:
-    """The kind of a file with these keys; empty if it is none of ours."""
+    """The kind of a file with these keys. Empty if it is none of ours."""
     most = max(KINDS, key=lambda kind: (kind in data, len(_PARTS[kind] & data.keys())))
     return most if most in data or len(_PARTS[most] & data.keys()) > 1 else ""
 
 
 def files_in(paths: Sequence[Path], kinds: Collection[str] = KINDS) -> list[Path]:
-    """The files; each folder is replaced by its files of these kinds. Raises UsageError if a folder has none."""
+    """The files among `paths`. A folder stands for its files of these kinds. Raises UsageError if a folder has none."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -98,7 +98,7 @@ def load_as(
     source = with_job(source, job) if job else source
     overridden = [override(source, text) for text in overrides]
     if isinstance(job_data := source.data.get("job"), dict) and job_data.keys() - Job.model_fields.keys():
-        model = with_settings(model)  # only then, because it loads all launchers
+        model = with_settings(model)  # only for these, because it loads all launchers
     while True:
         found, mistakes = _judged(model, source, overridden, check)
         if not source.take_as_text(mistakes.want_text):
@@ -159,7 +159,7 @@ _COMMANDS = {
 
 
 def _check_kind(model: type[BaseModel], source: Source) -> None:
-    """Raises ScenarioError if the file is of another kind: then only this is wrong."""
+    """Raises ScenarioError if the file is of another kind: then nothing else is reported."""
     own, kind = next(name for name in KINDS if name in model.model_fields), kind_in(source.data)
     if not kind:
         text = f"this is no {IN_WORDS[own]}: it has no key {own!r}; give another file"
@@ -255,9 +255,9 @@ def text_of(file: Path, job: Source | None) -> bytes:
 
 
 def _settled(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The job of a scenario, with absolute paths in place of those that are relative to its file, so that it can be
-    written to a file elsewhere. `folder`: the folder of its file. It may be run by each launcher whose settings it
-    has."""
+    """The job of a scenario, with absolute paths in place of paths relative to its file, so that the job can be written
+    to a file elsewhere. `folder`: the folder of its file. Each launcher whose
+    keys the job has makes its own paths absolute."""
     folder = folder.absolute()
     launchers: list[Any] = [registry.find("launchers", name) for name in registry.names("launchers")]
     used: list[Any] = [

@@ -49,8 +49,8 @@ def _rank_of(found: Any) -> int:
 
 
 def in_file(source: Source, found: Any) -> Keys:
-    """The place of one of pydantic's errors, without the parts that are not in the file (members of unions, and items
-    that were brought into one form)."""
+    """The place in the file of one of pydantic's errors: without the parts that only the types have (members of unions,
+    and items that were brought into one form)."""
     loc, kind, keys = tuple(found["loc"]), found["type"], Keys()
     for part in loc:
         if (*keys, part) in source.values or (*keys, part) in source.keys:
@@ -126,7 +126,7 @@ def _find_models(annotation: Any) -> Iterator[Any]:
 
 
 Model = TypeVar("Model", bound=BaseModel)
-_ROUNDS = 12  # of taking out wrong values: without a value, the mapping around it may be wrong, and so on
+_ROUNDS = 12  # rounds of taking out wrong values: without a value, the mapping around it may be wrong, and so on
 _NAME = "stand-in"
 # Stand-ins for values that are needed. No check sees them, because checks skip wrong places.
 _STAND_INS: dict[str | int, Any] = {
@@ -148,7 +148,7 @@ class Rest:
         self._wrong, self._stand_ins = set[Keys](), set[Keys]()
 
     def lacks(self, places: Iterable[Keys]) -> bool:
-        """Whether something at one of these places, in it, or around it, was taken out."""
+        """Whether something was taken out at one of these places, inside it, or around it."""
         return any(at[: len(wrong)] == wrong[: len(at)] for at in places for wrong in self._wrong)
 
     def without(self, error: ValidationError) -> Any:

@@ -3,8 +3,8 @@
 
 Not every batch that is received is trained on: workers draw ahead, Accelerate fetches one batch ahead and draws batches
 again to skip them, and evaluation has loaders too. So a batch counts only if it went through a wrapped model in
-training. Without a wrapped model, it counts if it is among the newest batches that the loop has when a backward begins.
-A batch that a thread of the job has fetched counts when the loop has taken it from the thread, or when the model gets
+training. Without a wrapped model, a batch counts if it is among the newest that the loop has when a backward begins. A
+batch that a thread of the job has fetched counts when the loop has taken it from the thread, or when the model gets
 it."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class QueueHook:
         self._taken = agent.careful("samples")(self._take)
 
     def patch(self) -> None:
-        """Patches queue.Queue. This must be done before such a thread exists, because the loop may already be waiting
-        for its first batch then."""
+        """Patches queue.Queue. Must be called before such a thread exists: later, the loop may already wait in `get`
+        for its first batch."""
         kind: Any = queue.Queue
         agent, ring, taken, original = self._agent, self._ring, self._taken, kind.get
 
@@ -62,7 +62,7 @@ class LoaderHook:
 
     def __init__(self, agent: Agent, ring: BatchRing, trained: TrainedBatches) -> None:
         self._agent, self._ring, self._trained = agent, ring, trained
-        self._wrapped = False  # a DDP or FSDP model was seen; unless idle, it enters the forward phase itself
+        self._wrapped = False  # a DDP or FSDP model was seen: if not idle, its forward enters the phase itself
         self.feeds: Callable[[], None] | None = None  # called with the first batch, unless the job has trained before
         self._inside: set[int] = set()  # threads that are in `__next__`
         self._handover = QueueHook(agent, ring)

@@ -1,8 +1,8 @@
 """The last batches that were fetched, and which of them the job has trained on.
 
-A batch was trained on if its tensors were the inputs of a model whose forward is seen (forward_hooks.py) in training,
-before a backward. If no loader gives batches, these inputs are a batch of their own. In a job that has a loader and no
-wrapped model, the newest batches that the loop has at a backward count."""
+A batch was trained on if its tensors went, in training, into a model whose forward is seen (forward_hooks.py), before a
+backward. Inputs that come from no loader are a batch of their own. In a job that has a loader and no wrapped model, the
+newest batches that the loop has at a backward count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BatchRing:
     def __init__(self) -> None:
         self._received: deque[Batch] = deque()
         self._fetched: deque[Batch] = deque(maxlen=_RING)  # fetched by a thread; the loop has not got them yet
-        self._handed_over = False  # the agent has seen the loop take a batch from the thread
+        self._handed_over = False  # the agent has seen that the loop took a batch from the thread
         self._fresh: dict[Batch, None] = {}  # not trained on yet, oldest first
         self._ahead = self._count = 0
         self._last: Batch | None = None  # the batch that was trained on last
@@ -68,8 +68,8 @@ class BatchRing:
             self._take(batch)
 
     def owner(self, tensors: Iterable[Any]) -> Batch | None:
-        """The batch that was received with exactly these tensor objects, unchanged since then, and that was not trained
-        on yet. None if that can't be decided; then `match` compares contents, which takes longer."""
+        """The untrained batch that was received with exactly these tensor objects, if they are unchanged. None if that
+        can't be decided; then `match` compares contents, which takes longer."""
         owners = set()
         for tensor in tensors:
             known, batch = self._tensors.get(id(tensor), (None, None))
@@ -82,7 +82,7 @@ class BatchRing:
         return batch if batch in self._fresh else None
 
     def match(self, views: Sequence[SampleView]) -> Batch | None:
-        """The batch that has the most of these tensors, by their contents; of several such batches, the oldest that has
+        """The batch that has the most of these tensors, by their contents. If several have as many: the oldest that has
         not been trained on. None if no batch has any of the tensors, or if several batches with different tensors fit
         equally well."""
         fetched = list(self._fetched)
@@ -97,7 +97,7 @@ class BatchRing:
 
     def newest(self, count: int) -> list[Batch]:
         """The newest `count` batches that the loop has and has not trained on. If there are none: the batch that was
-        trained on last. UNSEEN if there are none, and a thread holds batches that the agent can't see the loop take."""
+        trained on last or, if a thread holds batches and the agent can't see the loop take them, UNSEEN."""
         in_hand = list(self._received)[: len(self._received) - self._ahead]
         fresh: list[Batch] = []
         for batch in reversed(in_hand):
@@ -124,8 +124,8 @@ class BatchRing:
         return self._count - self._ahead
 
     def pass_over(self, handed_out: int) -> None:
-        """Records that the first `handed_out` batches will not be trained on. The newest of them may still be trained
-        on in another try."""
+        """Records that the first `handed_out` batches will not be trained on; only the newest of them still may be, in
+        another try."""
         for batch in list(self._received)[: max(0, len(self._received) - (self._count - handed_out))]:
             if not batch.used:
                 self.use(batch)
@@ -181,7 +181,7 @@ class TrainedBatches:
         if batch is None and views and not self._loader_feeds():
             own = sample_digests.digest(views)
             if self._own is None or (own.samples, own.tensors) != (self._own.samples, self._own.tensors):
-                self._own = own  # else a further forward of the same inputs, as in each call of a closure
+                self._own = own  # otherwise a further forward of the same inputs, as in each call of a closure
             batch = self._own
         self._forwards.append(batch)
 
@@ -190,8 +190,8 @@ class TrainedBatches:
         self._evaluated = True
 
     def _loader_feeds(self) -> bool:
-        """Whether inputs that match no batch of a loader may still come from one: a job that makes its own batches may
-        have a loader for evaluation."""
+        """Whether inputs that match no batch of a loader may still come from a loader. They may not if the job makes
+        its own batches, and has a loader only for evaluation."""
         if self._ring.is_blind or not self.makes_batches:
             return self._ring.is_blind or self._ring.has_fresh()
         return self._ring.handed_out > self._handed_out and not self._evaluated

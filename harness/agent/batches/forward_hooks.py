@@ -109,7 +109,7 @@ class ForwardHook:
         kind.__call__, self._uncover = __call__, uncover
 
     def leave_modules(self) -> None:
-        """Takes `patch_modules` back. What it saw until now was no training."""
+        """Undoes `patch_modules`. The forwards that it saw so far count as no training."""
         if self._uncover is not None:
             self._uncover()
             self._uncover, self._agent.sees_forwards = None, False
@@ -149,9 +149,9 @@ class ForwardHook:
 
 
 def _trains(torch: Any, model: Any, inputs: tuple[Any, ...]) -> bool:
-    """Whether the loop begins a forward in training with this call: the model has something to learn, and no input
-    comes from the forward of another one. Activation checkpointing repeats calls in the backward; and what torch traces
-    or transforms is no data."""
+    """Whether this call begins a forward of the loop in training: the model has something to learn, and no input comes
+    from the forward of another model. False for calls that activation checkpointing repeats in the backward, and for
+    what torch traces or transforms, which is no data."""
     if not (torch.is_grad_enabled() and model.training) or torch._C._current_graph_task_id() != -1:
         return False
     level: Callable[[], Any] = getattr(torch._C._functorch, "maybe_current_level", _no_level)

@@ -21,7 +21,7 @@ from ...protocol.packed_lines import ROW
 MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # in a batch with more rows, a digest covers several rows
 _LONG = 1 << 14  # bytes of a row from which on words are sampled
-_SAMPLES = "__SAMPLES__"  # LitData's loader puts its own counters beside the samples, and takes them off again
+_SAMPLES = "__SAMPLES__"  # LitData's loader puts its own counters beside the samples, and removes them again
 _MAX_LEAVES = 64
 _COPIED = 1 << 18  # bytes up to which a copy is quicker than a view
 _KEPT, _FEW = 1 << 14, 4  # bytes up to which a copy is kept with a batch, if the batch has few tensors
@@ -191,9 +191,9 @@ def digest(views: Sequence[SampleView], indices: tuple[int, ...] | None = None) 
 
 
 def _samples(views: Sequence[SampleView], indices: tuple[int, ...] | None) -> int:
-    """How many samples a batch has if its views have different numbers of rows. It is the number of indices that were
-    drawn, if some view has as many rows. Otherwise it is the most frequent number of rows. If two numbers are equally
-    frequent, a view that is no mask wins over a mask, and then the view with the wider rows wins."""
+    """How many samples a batch has if its views have different numbers of rows: the number of indices that were drawn,
+    if some view has as many rows; otherwise the most frequent number of rows. Of equally frequent numbers, that of a
+    view that is no mask wins, then that of the view with the wider rows."""
     sizes = Counter(view.count for view in views)
     if indices is not None and len(indices) in sizes:
         return len(indices)

@@ -1,9 +1,9 @@
 """A collective, or a send or recv, that a rank is about to start, as faults and triggers see it. Fields that are costly
 to compute are computed when they are read.
 
-A fault may also leave a collective out or start it late, so that this rank no longer matches the others. The caller
-must still get the usual result: its tensors, and a Work object to wait for. This Work is made from a future. The future
-is complete at once, or when the real collective has ended."""
+A fault may leave a collective out or start it late, so that this rank no longer matches the others. The caller must
+still get what it expects: its tensors, and a Work object to wait for. This Work is made from a future that is complete
+at once, or when the real collective has ended."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Call:
         return "Work" in str(self.packet._schema.returns[-1].type)
 
     def left_out(self) -> Any:
-        """What the caller gets from a collective that is never started, and that seems to be done: the caller's own
-        tensors, unchanged. For use in `instead`."""
+        """What the caller gets from a collective that is never started but seems to be done: its own tensors,
+        unchanged. For use in `instead`."""
         torch: Any = import_module("torch")
         if not self.has_work:
             return _like(torch, self)
@@ -80,9 +80,9 @@ class Call:
         """Starts this collective (`through`) after the rank's next collective, or after `patience_s` seconds. Returns
         what the caller gets. For use in `instead`.
 
-        Right before the start, `started` is called with the name of that next operation, or with None after
-        `patience_s` seconds. It is called before and not after, because the wrong order may kill the rank at once.
-        Functional collectives are not delayed."""
+        Right before the start, calls `started` with the name of that next operation, or with None after `patience_s`
+        seconds; before and not after, because the wrong order may kill the rank at once. Functional collectives are not
+        delayed."""
         torch: Any = import_module("torch")
         if not self.has_work:  # functional: its result must exist at once
             started(None)

@@ -146,8 +146,8 @@ class StampWriter:
             self._look()
 
     def stop(self) -> None:
-        """Stops the thread before the interpreter ends: a thread that wakes up after that may abort the process. Then
-        looks once more, because a collective may have ended since the thread last looked."""
+        """Stops the thread before the interpreter ends, because a thread that wakes up later may abort the process.
+        Then checks once more for collectives that have ended since the thread's last check."""
         self._ended.set()
         self._opened.set()
         if self._thread is not None:
@@ -167,8 +167,9 @@ _HOLDERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.di
 
 
 class GroupHook:
-    """Reports that this rank has joined the default process group, and how long that took. When the job leaves it, its
-    last step may not have been seen yet, and its model may be gone when the process ends."""
+    """Reports that this rank has joined the default process group, and how long that took. When the job leaves
+    the group, looks once more whether it has changed its parameters: the last step may not have been seen yet, and the
+    model may be gone when the process ends."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

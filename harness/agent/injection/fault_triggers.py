@@ -42,8 +42,8 @@ class Pending:
 
     @property
     def has_fired(self) -> bool:
-        """Whether the fault must not fire again. So it is if it has fired as often as it may, if the rank died after
-        the harness had released it from a hold, or if the harness has called the fault off."""
+        """Whether the fault must not fire again: it has fired as often as it may, the rank died after the harness had
+        released it from a hold, or the harness has called the fault off."""
         fired = self.page.read(ControlPage.FIRED)
         died_held = self.page.read(ControlPage.GO) == fired + 1
         called_off = self.page.read(ControlPage.ARMED_PID) == ControlPage.CALLED_OFF
@@ -118,8 +118,8 @@ class FaultTriggers:
             self._count_again()
 
     def returned_to_start(self) -> None:
-        """Must be called when the parameters are again those with which the process began, because the steps so far
-        only warmed up. The next step then gets the number that the first had."""
+        """Must be called when the parameters are again those with which the process began, so that the steps so far
+        were only a warm-up. The next step then gets the number that the first step had."""
         if self._start is not None and self.base != self._start - self._agent.steps_over:
             self.base = self._start - self._agent.steps_over
             self._select_current()
@@ -195,9 +195,9 @@ class FaultTriggers:
                 pending.entered = 0
 
     def _reach_moment(self, pending: Pending, phase: Phase | None, call: Call | None) -> RankSite | None:
-        """Handles a fault whose Moment has come: waits until the harness has armed it. Then returns the site at which
-        its injector is applied; for a fault from outside, holds the rank and returns None. Also returns None if the
-        fault does not fire."""
+        """Handles a fault whose Moment has come: waits until the harness has armed the fault. Then returns the site at
+        which the injector is applied or, for a fault from outside, holds the rank and returns None. Also returns None
+        if the fault does not fire."""
         if pending.when.step is None and phase is not Phase.START:
             if not pending.armed:
                 return None  # it becomes due as soon as the harness arms it
@@ -237,7 +237,7 @@ class FaultTriggers:
             page.write(ControlPage.FIRED, number)
             page.write(ControlPage.STATE, State.RELEASED)
         else:
-            page.write(ControlPage.FIRED, number)  # first, because from now on the harness must not apply it any more
+            page.write(ControlPage.FIRED, number)  # first: from now on the harness must not apply it
             page.write(ControlPage.STATE, State.MISSED)
             self._missed(pending.trigger, "the time to hold the rank was over: the rank went on by itself")
 

@@ -194,8 +194,8 @@ _ROOMS = ("interfaces", "base_classes")
 
 @contextmanager
 def _our_names(folder: str) -> Iterator[None]:
-    """Adapts imports while an injector is imported. `torchaos.harness.agent` and `torchaos.harness.protocol` are then
-    the modules of this agent. `torchaos.plugin` and _ROOMS are found beside it, and no other room is.
+    """Changes imports while an injector is imported: `torchaos.harness.agent` and `torchaos.harness.protocol` are the
+    modules of this agent; `torchaos.plugin` and the rooms in _ROOMS are found beside it, other rooms not;
     `torchaos.injectors` finds its modules in `folder`. Afterwards, restores sys.modules."""
 
     def ours() -> dict[str, ModuleType]:

@@ -1,8 +1,8 @@
 """Saves and loads of checkpoints by torch, safetensors, Lightning and torch.distributed.checkpoint, also in processes
 that the rank forks.
 
-The event of a load tells the numbers in the checkpoint that show how far training was. From these, the harness finds
-the step at which a resumed job starts."""
+The event of a load has the numbers in the checkpoint that show how far training was. From these, the harness finds the
+step at which a resumed job starts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Children:
         return {} if self._agent.child is None else {"child": self._agent.child}
 
     def saves(self) -> None:
-        """Must be called when a save begins. At the first save in a forked child, wraps os._exit, with which such
-        children end (also those of multiprocessing), to report that the child's saves are complete."""
+        """Must be called when a save begins. A forked child reports the end of its saves when it ends, so its first
+        save wraps os._exit, with which such children (also those of multiprocessing) end."""
         child, leave = self._agent.child, os._exit
         if child is None or child == self._watched:
             return
@@ -68,9 +68,9 @@ _DEPTH, _ENTRIES, _LIMIT_S, _FOUND = 5, 4000, 0.005, 64
 def step_numbers(contents: Any) -> dict[str, int]:
     """Integers whose names look like step counts, by their path in nested mappings and lists, such as
     `optimizer.state.0.step`. In a mapping with integer keys (an optimizer's state), only the first entry is searched.
-    The search ends after _DEPTH levels or 5 ms of processor time."""
+    Stops at _DEPTH levels, or after 5 ms of processor time."""
     found: dict[str, int] = {}
-    end_s = time.thread_time() + _LIMIT_S  # on a busy machine the thread may wait for a processor meanwhile
+    end_s = time.thread_time() + _LIMIT_S  # on a busy machine, the thread may wait for a processor
     level = [("", contents)]
     looked = 0
     for _ in range(_DEPTH):
@@ -327,9 +327,9 @@ def _path_of(target: Any) -> str | None:
 
 class DistributedCheckpointHook:
     """Saves and loads by torch.distributed.checkpoint. `save`, `save_state_dict` and the thread of `async_save` all
-    call `_save_state_dict` through its module, and every load calls `_load_state_dict`. So these two are wrapped: it
-    does not matter under which name the job imported the public functions. `async_save` is wrapped too, to measure how
-    long the training thread waits for it."""
+    call `_save_state_dict`, and every load calls `_load_state_dict`. These two are wrapped, so it does not matter under
+    which name the job imported the public functions. `async_save` is wrapped too, to measure how long the training
+    thread waits for it."""
 
     def __init__(self, agent: Agent, transfers: Transfers) -> None:
         self._agent, self._transfers = agent, transfers

@@ -34,8 +34,8 @@ _WAITING = 4  # pieces of work that may wait for the helper; each holds a tensor
 
 
 class Helper:
-    """A background thread that lives as long as the process. It has the priority of the others: if it had a lower one,
-    it could be put off while it holds the interpreter's lock, and the job would wait for it."""
+    """A background thread that lives as long as the process. It has the priority of all other threads: with a lower
+    priority, it could be put off while it holds the interpreter's lock, and the job would wait."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Callable[[], None]] = queue.Queue()

@@ -2,7 +2,7 @@
 digests of the rest of the file.
 
 A save waits only until its tensors are digested, because the job may change them as soon as the save returns, and until
-the file is opened, because the job may soon replace it by another file of the same name."""
+its file is opened for reading, because the job may soon put another file in its place."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class Manifest:
         return any(entry["path"] == path for entry in self._files)
 
     def announce(self, path: str, about: os.stat_result) -> None:
-        """Writes that the file was saved, before its digests are known. If the process is killed before they are, the
-        file must not be taken for that of an earlier save."""
+        """Writes that the file was saved, before its digests are known: if the process is killed before they are, an
+        older manifest must not count for this file."""
         self._add(path, about, about.st_size, [], None)
         self.write()
 

@@ -123,9 +123,10 @@ class RenameHook:
         return remove
 
     def _goes(self, path: Any, *_: Any, dir_fd: int | None = None, **_options: Any) -> str | None:
-        """The path that is removed, if the removal is to be reported: it is or contains a file that was saved or
-        loaded, or it is in the folder of the checkpoints, where an earlier attempt may have saved it. None if the file
-        stays under another name: a link is removed, or one of several names of the file."""
+        """The path that is removed, if the removal is to be reported; otherwise None. It is reported if the path is or
+        contains a file that was saved or loaded, or if it is in the folder of the checkpoints, where an earlier attempt
+        may have saved it. It is not if the file stays under another name: a link is removed, or one of several
+        names."""
         if dir_fd is not None:
             return None
         try:
@@ -163,7 +164,7 @@ class RenameHook:
 _BUFFERS = 4  # buffers that wait for their file
 _FILES = 64  # opened files that are remembered
 _END = 1 << 16  # bytes; of the end of a buffer, which is compared
-_LOOKS = 32  # a thread may write the file some steps later
+_LOOKS = 32  # iterations: a thread may write the file some steps later
 _TICK_S = 0.01  # the longest tick (CONFIG_HZ=100) of the clock from which Linux takes the times of files
 
 

@@ -49,16 +49,17 @@ class StateSums:
         self._names = TensorNames(self._torch)
         agent.trained_beside = self._names.beside
         self._told: dict[str, Any] = {}  # what this process has written last, by its key in the event
-        self._last: tuple[int, Any] = (-1, None)  # the last event of a save
+        self._last: tuple[int, Any] = (-1, None)  # the last event at a save
         self._first: dict[str, list[str]] | None = None  # the parameters of the first step
         self._begun: dict[str, Any] = {}  # what was read when the forward began
-        self._tensors: dict[str, Named] = {}  # that were looked at last, until their sums are written
+        self._tensors: dict[str, Named] = {}  # the tensors that were read last, until their sums are written
         careful = agent.careful(HOOK)
         self.save_begins, self._begins = careful(self._save_begins), careful(self._step_begins)
         self.handled()
 
     def patch(self, torch: Any) -> None:
-        """Patches load_state_dict of modules and optimizers: to load a state into what is trained counts as a load."""
+        """Patches load_state_dict of modules and optimizers: such a load counts as a load if it is of what the job
+        trains."""
         for kind in (torch.nn.Module, torch.optim.Optimizer):
             kind.load_state_dict = self._then_handled(kind.load_state_dict)
 
@@ -102,7 +103,7 @@ class StateSums:
             self._tensors = {}
 
     def _step_begins(self, phase: Phase, inputs: Any = ()) -> None:
-        """Must be called when a forward of a wrapped model begins, with its inputs, and before a backward or an
+        """Must be called when a forward of a wrapped model begins (`inputs`: its inputs), and before a backward or an
         optimizer's step."""
         if threading.get_ident() != self._agent.thread or is_capturing(self._torch.cuda):
             return
@@ -126,8 +127,8 @@ class StateSums:
             self._tensors = {}
 
     def _at_start(self) -> dict[str, Any]:
-        """What `_look` finds when a step begins. If the parameters are those of the first step again, the steps since
-        then only warmed up."""
+        """What `_look` finds at the beginning of a step. If the parameters are those of the first step again, the steps
+        since then were only a warm-up."""
         found, agent = self._look(), self._agent
         own = found.get("parameters") or found.get("frozen")
         if not agent.steps_over:
@@ -137,8 +138,8 @@ class StateSums:
         return found
 
     def _divide(self, begun: dict[str, Any]) -> None:
-        """Divides the parameters in `begun` into trained and frozen ones. This changes names, since the module in which
-        nothing is trained has its class in them."""
+        """Divides the parameters in `begun` into trained and frozen ones. This can change names: a module in which
+        nothing is trained has its class in its names."""
         pairs = [(each, begun[what].get(name)) for what in _SUMMED if what in begun
                  for name, each in self._tensors[what].items()]  # fmt: skip
         sums = {id(each): of for each, of in pairs if of is not None}
@@ -216,7 +217,8 @@ class StateHook:
         # The numbers of loads, saves and states put back before the last backward. After these, the job may have other
         # parameters.
         self._handled: tuple[int, int, int] | None = None
-        # A step whose state is not recorded yet, the loads until its end, and what was in place then.
+        # A step whose state is not recorded yet, the number of loads until its end, and the values that were in place
+        # then.
         self._late: tuple[int, int, Shown | None] | None = None
         # By id of a parameter: its gradient when the last step was over, with the count of its changes.
         self._left: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -242,8 +244,8 @@ class StateHook:
                 self._report_spike(norm)
 
     def _is_left(self, parameter: Any) -> bool:
-        """Whether the gradient is still that of an earlier step. Of two networks that are trained in turns, one keeps
-        its gradients meanwhile, and loses them in a restart."""
+        """Whether the gradient is still that of an earlier step. If two networks are trained in turns, one keeps its
+        gradients meanwhile, and loses them in a restart."""
         made, version = self._left.get(id(parameter), (_nothing, 0))
         grad = made()
         return grad is not None and grad is parameter.grad and bool(grad._version == version)
@@ -269,8 +271,8 @@ class StateHook:
             self._agent.tally.now.after = shown
 
     def _report_late(self) -> None:
-        """Must be called when the job trains on, begins to load, or ends. If the parameters no longer exist, what was
-        in place at the end of the step is reported."""
+        """Must be called when the job trains on, begins to load, or ends. Reports the state after the last step now or,
+        if those parameters no longer exist, the values that were in place at the end of the step."""
         if self._late is None:
             return
         (step, loads, then), self._late = self._late, None

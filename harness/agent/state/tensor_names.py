@@ -10,7 +10,7 @@ from typing import Any
 
 from ...protocol.check_sums import plain_name
 
-_ALWAYS, _TRIES = 2, 4  # searches: in any case, and at most
+_ALWAYS, _TRIES = 2, 4  # the searches that are always made, and the most
 _DEEP = 4  # containers inside each other
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule")
 
@@ -19,19 +19,19 @@ Named = dict[str, Any]  # tensors by name
 
 class TensorNames:
     """The tensors of the job by name. The names are those of the outermost module, without the parts that wrappers
-    (DDP, torch.compile, FSDP, checkpointing of activations) add. A module in which nothing is trained, such as an
-    average or a teacher, gets its class as a prefix: `AveragedModel:0.weight`. So do trained modules of which two have
-    the same name for a parameter, such as a generator and a critic; of one class, they are numbered in the order in
-    which the optimizers train them: `Sequential#2:0.weight`. A name that two tensors still share is left out.
+    (DDP, torch.compile, FSDP, activation checkpointing) add. They get the module's class as a prefix in two cases:
+    nothing is trained in the module, such as an average or a teacher (`AveragedModel:0.weight`); or two trained modules
+    have the same name for a parameter, such as a generator and a critic. Modules of one class are numbered in the order
+    in which the optimizers train them: `Sequential#2:0.weight`. A name that two tensors still share is left out.
 
-    Modules, and optimizers of plain classes (Muon in many scripts), are looked for among all objects of the process:
-    the first two times, and up to twice more if an optimizer trains a parameter that has no name."""
+    Modules, and optimizers of plain classes (Muon in many scripts), are searched among all objects of the process: the
+    first two times, and up to twice more if an optimizer trains a parameter that has no name."""
 
     def __init__(self, torch: Any) -> None:
         self._torch, self._tries = torch, 0
         self._modules: list[weakref.ref[Any]] = []  # the outermost ones
         self._plain: list[weakref.ref[Any]] = []  # optimizers of plain classes
-        self._beside: list[weakref.ref[Any]] = []  # what these train and torch's do not
+        self._beside: list[weakref.ref[Any]] = []  # parameters that these train and torch's do not
         # The outermost modules that have parameters, each with the prefix of its names.
         self._kinds: list[tuple[weakref.ref[Any], str]] = []
 
@@ -58,8 +58,8 @@ class TensorNames:
         return found
 
     def modes(self) -> dict[str, str]:
-        """The modes of modules, "train" or "eval", by name: of the outermost ones that have parameters, and of those
-        inside whose mode is not that of the module around them."""
+        """The modes of modules, "train" or "eval", by name. Only of the outermost modules that have parameters, and of
+        modules inside whose mode differs from that of the module around them."""
         found = dict[str, str]()
         for ref, kind in self._kinds:
             modes = dict[str, bool]()
@@ -139,7 +139,7 @@ class TensorNames:
 
 
 def _kinds(modules: Sequence[tuple[Any, Named]], trained: Mapping[int, int]) -> list[str]:
-    """The prefix of the names of each module (see Names). `modules`: each with its parameters by name."""
+    """The prefix of the names of each module (see TensorNames). `modules`: each with its parameters by name."""
     first, tensors = dict[int, int](), defaultdict[str, set[int]](set)
     for number, (_module, own) in enumerate(modules):
         if places := [trained[id(each)] for each in own.values() if id(each) in trained]:

@@ -150,9 +150,9 @@ class RollbackDetector:
         self._by[id(optimizer)] = None if before is None else before - (optimizer_step(optimizer) or 0)
 
     def happened(self, place: int) -> bool:
-        """Whether the job went on from another state after iteration `place`. So it is if it has loaded a checkpoint
-        and an optimizer's state since then; or if it has put the state with which the process began back from memory,
-        as after steps that only warm up."""
+        """Whether, after iteration `place`, the job continued from another state: it has loaded a checkpoint and an
+        optimizer's state since then, or put the state with which the process began back from memory, as after a
+        warm-up."""
         return place == self._place and bool(self._by) and (self._loaded or self.by == place)
 
     @property

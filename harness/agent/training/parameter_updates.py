@@ -1,6 +1,6 @@
 """Finds out that a job without an optimizer of torch's has changed its parameters after a backward: its optimizer is of
-a plain class, or the update is written out in the loop. No call shows that, so the parameters are looked at when the
-job fetches a batch, begins a forward or a backward, saves or loads.
+a plain class, or the update is written out in the loop. No call shows this, so the parameters are compared when the job
+fetches a batch, begins a forward or a backward, saves or loads.
 
 Torch counts the changes of a tensor (`_version`), but not those through `.data` or NumPy. So until these counts have
 shown a change, check sums of the smallest parameters are compared as well."""
@@ -54,13 +54,13 @@ class UpdateDetector:
             self._widened += 1
             self._widen()
         if (self._agent.loads, self._agent.put_back) != self._handled:
-            self._marks = {}  # of a backward before a load: what changes from now on is an update
+            self._marks = {}  # of a backward before a load: later changes are an update
         self._mark()
 
     def _widen(self) -> None:
-        """Adds the other parameters of the outermost modules that losses reach, each module's in its own order. A step
-        may leave some out, such as layers that are dropped at random, or experts without a token; the next trains
-        them."""
+        """Adds the other parameters of the outermost modules that losses reach, in the order of each module. A step may
+        leave some out that the next step trains, such as layers that are dropped at random, or experts without a
+        token."""
         modules, places = self._modules(), {key: place for place, key in enumerate(self._leaves)}
         inner = {id(child) for each in modules for child in each._modules.values()}
         reached = list[tuple[int, list[Any]]]()

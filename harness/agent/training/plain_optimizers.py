@@ -1,8 +1,8 @@
 """The learning rates of optimizers of plain classes, such as the Muon of many scripts: objects with a method `step`
 that keep a list of parameters, and a rate in `param_groups` or in an attribute.
 
-They are looked for among all objects when a backward begins and no optimizer has stepped. Their `step` is wrapped in
-their class, so that the rate is that of the step, also if the loop sets another one before it trains on."""
+They are searched among all objects when a backward begins and no optimizer has stepped. Their `step` is wrapped in
+their class, because the rate must be read in the step: the loop may set another one before it trains on."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class PlainOptimizers:
             rates += map(as_number, list(_rates(optimizer))[:_MOST])
 
     def _trains(self, each: Any) -> bool:
-        """Whether this is an optimizer, with a rate, of parameters that no optimizer of torch's has. What contains one
-        of torch's is a wrapper."""
+        """Whether this is an optimizer with a rate, of parameters that no optimizer of torch's has. An object that
+        contains one of torch's is a wrapper."""
         values = list(vars(each).values())
         if any(isinstance(value, self._torch.optim.Optimizer) for value in values) or not [*_rates(each)]:
             return False

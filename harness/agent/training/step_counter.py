@@ -86,9 +86,9 @@ IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count 
 
 
 class StepCounter:
-    """Counts iterations from backwards and optimizer steps. `uneven`: some optimizers step more often than others.
-    `loose`: the optimizers that had not stepped when an iteration was over; the counter does not wait for them. The
-    counter finds out both by itself; the caller may also set them."""
+    """Counts iterations from backwards and optimizer steps. `uneven`: whether some optimizers step more often than
+    others. `loose`: the optimizers that had not stepped when an iteration was over; the counter does not wait for them.
+    The counter finds both by itself; the caller may also set them."""
 
     def __init__(self) -> None:
         self.uneven = False
@@ -177,7 +177,7 @@ class StepCounter:
 
     def dropped(self, key: Hashable) -> bool:
         """Notes that an optimizer's gradients were cleared. Returns whether a backward is lost by that: no step has
-        used it, and no other optimizer could use it."""
+        used its gradients, and no other optimizer can."""
         nothing = self.fresh and not self.open_steps and not self._backward_depth and self._made | self._seen == {key}
         self.fresh = self.fresh and not nothing
         return nothing
@@ -357,9 +357,9 @@ _BEGUN, _GAVE = "_torchaos_begun", "_torchaos_gave"
 
 class Epochs:
     """Finds out when a further epoch begins: with the first backward after a loader of the training had no more
-    batches. By then all that the loop does at the end of an epoch, such as a validation or a save, is over. Some loops,
-    such as Lightning's, count the batches, and never ask a loader for more than it has. Then an epoch begins with the
-    first backward after another iterator has begun."""
+    batches. By then, all that the loop does at the end of an epoch, such as a validation or a save, is over. Some
+    loops, such as Lightning's, count the batches and never ask a loader for more than it has. There, an epoch begins
+    with the first backward after another iterator has begun."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

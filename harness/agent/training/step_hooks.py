@@ -324,7 +324,7 @@ class StepHooks:
 
     def _is_within(self, outer: Any, optimizer: Any) -> bool:
         """Whether the step of the optimizer with the key `outer` is still being called. If not, that call raised an
-        exception, of which no hook tells."""
+        exception, which no hook sees."""
         pair = (outer, id(optimizer))
         if pair not in self._nested:
             owner = self._agent.made[outer]() if outer in self._agent.made else None
@@ -429,7 +429,7 @@ class StepHooks:
 
 def _trains_nothing(optimizer: Any) -> bool:
     """Whether this step, which comes before any backward, only creates the optimizer's state so that a load can fill
-    it. So it is if all gradients are zero."""
+    it: all gradients are zero."""
     gradients = [
         tensor.grad for group in optimizer.param_groups for tensor in group["params"] if tensor.grad is not None
     ]

@@ -81,8 +81,8 @@ def helper_of(fault: str, link: Link) -> Helper:
 def sides(
     nodes: Sequence[LiveNode], cluster: Sequence[LiveNode], peers: Sequence[int]
 ) -> tuple[list[Link], list[Link]]:
-    """The links of the target nodes, and the links of the nodes from which they are cut off: `peers`, or all other
-    nodes if that is empty. Raises ChaosError if one of the two lists is empty."""
+    """The links of the target nodes, and the links of the nodes from which they are cut off: those of `peers`; if
+    `peers` is empty, of all other nodes. Raises ChaosError if one of the two lists is empty."""
     inside = {live.node.index for live in nodes}
     outside = [live for live in cluster if live.node.index not in inside]
     outside = [live for live in outside if not peers or live.node.index in peers]

@@ -124,8 +124,8 @@ def netem(shape: Shape) -> list[str]:
 
 
 class ShapedFault(Fault):
-    """Changes how all packets that the target nodes send arrive. For both directions, the target must include both
-    ends."""
+    """Changes how the packets that the target nodes send arrive at the others. To change both directions, the target
+    must include both ends."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "nodes"

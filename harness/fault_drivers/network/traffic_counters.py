@@ -158,7 +158,7 @@ def _longest(links: Sequence[Link], every: Sequence[Link]) -> Counts:
 
 class _Limiter:
     """The counters of the token buckets, as a function. The rate is the job's highest rate between two samples while
-    packets were waiting. If no packet waits, the job may use less than the whole rate."""
+    packets were waiting: when no packet waits, the job may use less than the whole rate."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
@@ -250,9 +250,9 @@ def meter_handle(site: NodeSite) -> Handle:
 def measured(
     site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
-    """Probes that measure the link from the first target node to the first other node, or with `inward` in the other
-    direction. Empty if no requested value can be measured, or if this process can't enter the network of the other
-    node. With jitter, the gaps between datagrams are so long that none waits for an earlier one."""
+    """Probes that measure the link from the first target node to the first other node (with `inward`, in the other
+    direction). Empty if no requested value can be measured, or if this process can't enter the network of the other
+    node. With `jitter_ms`, the gaps between datagrams are long enough that none waits for an earlier one."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]

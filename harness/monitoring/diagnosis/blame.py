@@ -1,8 +1,8 @@
 """Finds the ranks that hold up the others, from the recorded collectives of all ranks. `diagnose` names the culprits;
 `weigh` turns culprits into mere suspects if a healthy job could look the same.
 
-The records alone can't distinguish a hang from a job that goes on a moment later. What decides is how long the ranks
-have waited, and only the modification times of the files show that. If these may be the times of copies, the ops
+A hang, and a job that goes on a moment later, leave the same records. What tells them apart is how long the ranks have
+waited, and only the modification times of the files show that. If these may be the times of copies, the ops
 (collectives, sends and recvs) that were under way decide instead."""
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from torchaos.harness.monitoring.diagnosis.wait_graph import (
 # A wait proves a hang only if it is longer than each of these limits that applies.
 _EARLY_S = 1.0
 _DUMPED_S = 2.5  # for dumps: no tool dumps a hang earlier, and a checkpoint takes as long
-_UNKNOWN_S = 10.0  # if the dumps have no older calls, which would show the usual gaps
+_UNKNOWN_S = 10.0  # used if the dumps have no older calls, which would show the usual gaps
 _USUAL = 3.0  # times the usual gap between two calls of a rank, but at most _LONGEST_S
 _LONGEST_S = 60.0
 FRESH_S = 600.0  # a record that was written within this time after the time-out is no late copy
-_GAPS = 20  # the least number of gaps from which a usual gap is computed
-FEW = 2  # so many ranks count as few
+_GAPS = 20  # the fewest gaps from which a usual gap is computed
+FEW = 2  # up to this number, ranks count as few
 
 
 def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found: Diagnosis) -> None:
@@ -91,9 +91,9 @@ def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _usual_gap_s(calls: Calls) -> float:
-    """The usual gap in seconds between two calls of a rank, because a host may run ahead of its device by that time.
-    For each rank it is the third longest gap: the two longest may be the first step and a checkpoint. The largest value
-    of all ranks is returned; 0 if no rank has enough calls."""
+    """The usual gap in seconds between two calls of a rank: a host may run ahead of its device by that time. It is the
+    third longest gap of a rank, because the two longest may be the first step and a checkpoint; of all ranks, the
+    largest value. 0 if no rank has enough calls."""
     worst = 0.0
     for record in calls.ranks.values():
         times = sorted(call.created_s for call in record.calls if call.created_s)
@@ -114,8 +114,8 @@ def _too_many(graph: Waits, found: Diagnosis) -> None:
 
 
 def _lasted(calls: Calls, graph: Waits) -> bool:
-    """Whether the times of the files can be trusted: they were written at most FRESH_S seconds after a time-out was
-    due, or no file was read. Later files may be copies."""
+    """Whether the times of the files can be trusted: they were written at most FRESH_S seconds after a time-out was due
+    (later files may be copies), or no file was read."""
     begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
     written = [record.written_s for record in calls.ranks.values() if record.written_s and record.copied]
     limits = [call.timeout_s for op in graph.ops.values() for call in op.pending.values() if call.timeout_s]
@@ -149,8 +149,8 @@ def _a_good_part(calls: Calls, found: Diagnosis) -> None:
 
 def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     """Examines the ranks that share a group with a culprit and wait for nothing. In a job that hangs, such a rank is
-    stuck by itself, and nobody waits for it yet; it becomes a suspect. If there are more such ranks than culprits, the
-    job was computing, and the culprits become suspects."""
+    itself stuck, and nobody waits for it yet: it becomes a suspect. If there are more such ranks than culprits, the job
+    was computing, and the culprits become suspects."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} | set(graph.late)
     groups = {members for record in calls.ranks.values() for members in record.groups.values()}
     near = {rank for members in groups if found.culprits & {*members} for rank in members}
@@ -267,8 +267,8 @@ def _not_gone_on(op: Op, graph: Waits) -> set[int]:
 
 
 def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, calls: Calls, found: Diagnosis) -> None:
-    """Judges ranks that wait for each other. A send usually does not block its rank. So if all waits of some ranks are
-    sends, and the circle opens without these waits, the ranks count as not waiting."""
+    """Judges ranks that wait for each other in a circle. A send usually does not block its rank. So if some ranks wait
+    only in sends, and the circle opens without these waits, the ranks count as not waiting."""
     senders = {
         rank for rank in ranks
         if all(rank == op.key[1] for op in ops if rank in op.pending and len(op.key) == 4)
@@ -290,7 +290,7 @@ def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, 
 
 
 def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Judges the ranks without a usable record. A rank without any record is blamed only if others wait for it and no
+    """Judges the ranks without a usable record. A rank without a record is blamed only if others wait for it and no
     other rank explains the wait. A rank with an empty or torn record was alive when it wrote the record, so it stays a
     suspect."""
     unknown = {rank for rank in found.suspects if rank not in calls.ranks or calls.ranks[rank].torn}
@@ -303,9 +303,9 @@ def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
-    """The ranks of `unknown`, which have no record, for which an op waits that waits for no rank with a record. A live
-    rank leaves a record. If more than FEW ranks left none, the records were not collected completely, and the result is
-    empty."""
+    """The ranks of `unknown` (ranks without a record) that alone hold up an op: the op waits for no rank with a record.
+    Empty if more than FEW ranks have no record, because a live rank leaves one: the records were not collected
+    completely."""
     if len(unknown) > FEW:
         return set()
     reasons = [graph.edges[key] for key, op in graph.ops.items() if op.pending and graph.edges[key] <= unknown]
@@ -314,8 +314,8 @@ def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
 
 def _given_up(calls: Calls, found: Diagnosis) -> None:
     """Judges records in which no call is under way. If most ranks have ended an op that the others never entered, and
-    it was their last op, they gave it up, because it can't have succeeded. But the others may also have been recorded a
-    moment earlier. So they are culprits only if the files were written when the time-out of the op was due."""
+    it was their last op, they gave up: the op can't have succeeded. But perhaps the others were only recorded a moment
+    earlier. So they are culprits only if the files were written when the time-out of the op was due."""
     for group in groups_of(calls).values():
         top = max(group.last.values(), default=-1)
         done = [rank for rank, by_number in group.calls.items() if top in by_number]

@@ -2,9 +2,9 @@
 and the mismatches, which are a proof even if no rank has waited for long.
 
 A mismatch is a rank that called a collective in the wrong place: another operation than the other ranks at the same
-number, or another order. A wrong order is found from the recorded calls. If these do not decide, the number of ranks
-that wait for each other does. A rank that always enters its collectives last is slow, but does not hang. It is only a
-remark, because the clocks of the hosts may differ, and some rank is always last."""
+number, or another order. A wrong order is found from the recorded calls or, if these do not decide, from the number of
+ranks that wait for each other. A rank that always enters its collectives last is slow, but does not hang. This is only
+a remark: the clocks of the hosts may differ, and some rank is always last."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ class Diagnosis:
         return "nobody is to blame: no rank waits for another one"
 
 
-_NEEDED = 20  # with fewer collectives of a group, no rank of it is called slow
-_MOSTLY = 0.8  # a slow rank enters at least this part of them last
-_SHARE = 0.2  # and it is later than the rank before it by this part of the time between two collectives
+_NEEDED = 20  # with fewer collectives of a group, none of its ranks is called slow
+_MOSTLY = 0.8  # a slow rank enters at least this share of them last
+_SHARE = 0.2  # and later than the rank before it by at least this share of the time between two collectives
 
 
 def remarks(calls: Calls) -> Iterator[str]:

@@ -158,8 +158,8 @@ def read_folder(folder: Path) -> Calls:
 
 
 def _in_subfolders(folder: Path) -> list[Path]:
-    """The dumps in the subfolders or, if there are none, in their subfolders. Here a bare number is not enough as a
-    name, and files of other programs, such as `gcov-dump-12`, are left out by their first byte."""
+    """The dumps in the subfolders or, if there are none, one level deeper. Here, a name that is a bare number does not
+    count, and files of other programs, such as `gcov-dump-12`, are recognised by their first byte and left out."""
     for pattern in ("*/*", "*/*/*"):
         below = (folder / name for name in glob(pattern, root_dir=folder))  # Path.glob fails if a folder vanishes
         paths = [path for path in below if _OF_A_DUMP.search(path.name) and _NAME.search(path.name)]
@@ -179,8 +179,8 @@ def _begins_as_a_dump(path: Path) -> bool:
 
 
 def _with_unique_names(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:
-    """Renames groups that have the same name and different members, so that each has a name of its own. A name may be
-    used twice if groups were created only by their members."""
+    """Renames groups that have the same name but other members, so that each group has a name of its own. This happens
+    if groups were created only by their members."""
     members: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for record in ranks.values():
         for name, some in record.groups.items():

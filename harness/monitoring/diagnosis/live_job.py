@@ -137,9 +137,9 @@ def parse(pid: int, text: bytes | str) -> Stack | None:
 def outliers(stacks: Mapping[int, Stack], groups: Iterable[Sequence[int]] = ()) -> dict[int, str]:
     """The ranks whose stacks differ from those of the others, each with a sentence.
 
-    If some ranks wait in collectives, these are the ranks that do not. Otherwise they are the few ranks whose stack is
-    not that of the majority; a rank may wait for its GPU at any place. If no stack has a majority, as in a pipeline,
-    each process group in `groups` is examined alone, and the first result is returned."""
+    If some ranks wait in collectives, these are the ranks that do not wait. Otherwise they are the few ranks whose
+    stack is not that of the majority; a rank may wait for its GPU at any place. If no stack has a majority, as in a
+    pipeline, each process group in `groups` is examined alone, and the first result is returned."""
     waiting = [rank for rank, stack in stacks.items() if stack.waits_for_others]
     if waiting:
         elsewhere = [rank for rank in stacks if rank not in waiting]
@@ -230,9 +230,9 @@ def diagnose(
 ) -> Diagnosis:  # fmt: skip
     """The diagnosis of a live job.
 
-    `world`: the number of ranks that should exist. `stamps`: the folder of the agent's stamps. `hangs`: the job is
-    known to hang, so one look at the stacks is enough; otherwise several looks take some seconds. `py_spy`: finds the
-    program that reads stacks. `seen`: the stacks of a job that hangs, by rank, if they were read already.
+    `world`: the number of ranks that should exist. `stamps`: the folder of the agent's stamps. `hangs`: whether the job
+    is known to hang; then one look at the stacks is enough, otherwise several looks take some seconds. `py_spy`: finds
+    the program that reads stacks. `seen`: the stacks of a job that hangs, by rank, if they were read already.
 
     A process that is stopped or missing explains a hang alone. So does a network that loses the data that a rank sends;
     then no rank is blamed for a wait. Next in weight are the stamps, which show the collective in which each rank is,
@@ -321,10 +321,9 @@ def _by_stacks(
     ranks: Mapping[int, RankProcess], groups: Sequence[Sequence[int]], found: Diagnosis, looks: int,
     py_spy: str | None,
 ) -> dict[int, str]:  # fmt: skip
-    """The ranks whose stack differs from the others' in each of several looks, with a sentence each.
-
-    In a healthy job, too, some rank waits for another at any moment. So no rank is returned if the stacks of the other
-    ranks change between the looks. The stack of a stopped rank can also be read."""
+    """The ranks whose stack differs from the others' in each of several looks, with a sentence each. Empty if the
+    stacks of the other ranks change between the looks: in a healthy job, too, some rank waits for another at any
+    moment. The stack of a stopped rank can also be read."""
     if py_spy is None:
         found.problems.append("py-spy is not installed, so no stacks were looked at; pip install 'torchaos[stacks]'")
         return {}

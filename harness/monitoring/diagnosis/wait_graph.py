@@ -38,13 +38,13 @@ class Call:
     about: str = ""  # the group in words
     timeout_s: float | None = None  # of the process group
     inside: bool = False  # the call has not returned from torch
-    paired: bool = False  # of a send or recv: its `seq` is that of the recv or send that belongs to it
+    paired: bool = False  # of a send or recv: its `seq` is also that of the recv or send that belongs to it
 
 
 @dataclass(frozen=True)
 class RankCalls:
-    """The record of one rank. `entered` and `completed`: by group, the highest number that the rank has entered and
-    completed, for groups whose calls are not all in `calls`."""
+    """The record of one rank. `entered`, `completed`: the highest numbers that the rank has entered and completed, by
+    group. They matter for groups whose calls are not all in `calls`."""
 
     rank: int
     calls: Sequence[Call]
@@ -269,7 +269,7 @@ def _numbered(side: Sequence[Call], whole: bool) -> dict[int, Call]:
 def _message(
     calls: Calls, key: tuple[str, int, int, int], here: Mapping[int, Call | None], over: Collection[int]
 ) -> Op:
-    """`over`: the ranks whose part of it ended before their record begins."""
+    """The op of a send, a recv, or both. `over`: the ranks whose part of the op ended before their record begins."""
     group, source, target, index = key
     about = next((call.about for call in here.values() if call), group)
     op = Op(key, f"send {source} -> {target} of {about or group}", "send", index)
@@ -336,8 +336,8 @@ def waits(calls: Calls) -> Waits:
 
 
 def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
-    """For each rank, the last op that it is still in, alone or with a few other ranks, although the rest of the ranks
-    have completed it."""
+    """For each rank, the last op that it is still in, alone or with a few other ranks, although all other ranks have
+    completed the op."""
     found: dict[int, Op] = {}
     for op in ops.values():
         if is_mutual(op.kind) and op.done and len(op.pending) <= len(op.done) + len(op.unknown) and not op.missing:
@@ -348,8 +348,8 @@ def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
 
 
 def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[Node, Op]:
-    """The ops without calls that must have ended: if a rank is late in an op, the calls before that op have ended on
-    this rank, although its record shows them as under way, because a device executes ops in order."""
+    """The ops, without calls that must have ended. A device executes ops in order: if a rank is late in an op, its
+    earlier calls have ended, although its record shows them as under way."""
     kept: dict[Node, Op] = {}
     for key, op in ops.items():
         over = {
@@ -363,8 +363,8 @@ def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[N
 
 
 def _stale(groups: Mapping[str, Group], ops: Mapping[Node, Op]) -> set[int]:
-    """The ranks whose record is older than the others': other ranks have completed a collective that these ranks, by
-    their records, have not entered."""
+    """The ranks whose record is older than the others': other ranks have completed a collective that these ranks have
+    not entered, by their records."""
     found = set()
     for group in groups.values():
         done = group.most_done()

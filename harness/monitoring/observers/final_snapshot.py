@@ -174,8 +174,8 @@ class Leftovers:
         self._sampling.start()
 
     def take(self, ended: bool, given_up: Callable[[], bool]) -> dict[str, Any] | None:
-        """The leftovers as JSON. None if no assertion needs them, or if the job has not `ended` by itself, because then
-        it may still use everything. `given_up`: returns whether to stop waiting for processes that are ending."""
+        """The leftovers as JSON. None if no assertion needs them, or if the job has not `ended` by itself: then it may
+        still use everything. `given_up`: returns whether to stop waiting for processes that are ending."""
         self._sampling.stop()
         if not (self._wanted and ended):
             return None

@@ -29,8 +29,8 @@ PROGRESS = frozenset({"log", "collectives", "nccl-ras"})
 
 @dataclass(frozen=True)
 class Opinion:
-    """The report of one observer: it has seen no activity for `quiet_s` seconds. `usual_s`: the longest such time so
-    far after which activity came again. `armed`: whether the observer has seen enough of the job to have an opinion.
+    """The report of one observer: it has seen no activity for `quiet_s` seconds. `usual_s`: the longest quiet time so
+    far that ended with new activity. `armed`: whether the observer has seen enough of the job to have an opinion.
     `blind`: why it can't see anything at present; empty if it can."""
 
     observer: str  # log, stacks, metrics, collectives, nccl-ras
@@ -45,8 +45,8 @@ class Opinion:
 @dataclass(frozen=True)
 class Rule:
     """The rule by which observers suspect and declare a hang. Two observers must agree, and at least one of them must
-    watch the processes. The bound for a quiet time is `k` times the usual quiet time, but at least `floor_s` seconds; a
-    suspicion has smaller numbers."""
+    watch the processes. The bound for a quiet time is `k` times the usual quiet time, but at least `floor_s` seconds.
+    For a suspicion, both numbers are smaller."""
 
     k: float = 3.0
     floor_s: float = 0.8
@@ -85,7 +85,7 @@ class Rule:
 
 @dataclass
 class Learned:
-    """Learns the longest quiet time after which activity came again."""
+    """Learns the longest quiet time that ended with new activity."""
 
     longest_s: float = 0.0
     since_s: float | None = None  # when something last happened, CLOCK_MONOTONIC
@@ -175,8 +175,8 @@ class Stagnation:
         return Opinion(self.name, quiet, 0.0, armed=True, detail=detail)
 
     def _sample(self, pids: Sequence[int], py_spy: str) -> None:
-        """Reads all stacks. On a busy machine that takes long, and some stacks may not be read. These count as
-        unchanged only up to the time when they were read last."""
+        """Reads all stacks. On a busy machine this takes long, and some stacks may not be read. A stack that was not
+        read counts as unchanged only up to the time when it was read last."""
         begun_s = time.monotonic()
         found = sample(pids, py_spy)
         for pid, stack in found.items():

@@ -1,12 +1,12 @@
 """Asks the observers ten times a second, and emits events: for each change of an opinion, for a suspicion, and for a
 hang with its culprits.
 
-One observer is asked only while another suspects a hang, once a second, because an answer can take NCCL seconds: NCCL's
-own health service, RAS (reliability, availability, serviceability). A thread of NCCL in each rank answers on a TCP port
-of the machine. RAS counts the collectives that each rank of each communicator has launched, and reports the ranks that
-it can't reach. It knows nothing of torchaos, so it is an outside witness. Answers in JSON exist from NCCL 2.28.7 on.
-Protocol and format: NCCL's user guide, chapter RAS, and its src/ras/client.cc and client_support.cc (read at
-2.30.7)."""
+One observer asks NCCL's own health service, RAS (reliability, availability, serviceability), once a second, and only
+while another observer suspects a hang, because NCCL may need seconds for an answer. A thread of NCCL in each rank
+answers on a TCP port of the machine. RAS counts the collectives that each rank of each communicator has launched, and
+reports the ranks that it can't reach. It knows nothing of torchaos, so it is an outside witness. Answers in JSON exist
+from NCCL 2.28.7 on. Protocol and format: NCCL's user guide, chapter RAS, and its src/ras/client.cc and
+client_support.cc (read at 2.30.7)."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ class NcclRas:
         return Opinion(self.name, quiet_s, 0.0, armed=True, detail=detail, ranks=tuple(sorted(told)))
 
     def words(self, ranks: Sequence[RankProcess]) -> dict[int, str]:
-        """What the last answer says about single ranks of this job: that RAS can't reach them, or that they have
-        launched fewer collectives than others. The second is said only if the counts stood still, because they always
-        differ while a job trains."""
+        """What the last answer says about single ranks of this job: RAS can't reach them, or they have launched fewer
+        collectives than others. The second is left out unless the counts stood still, because they always differ while
+        a job trains."""
         numbers = {rank.own_pid: rank.rank for rank in ranks}
         world = max((rank.world_size for rank in ranks), default=0)
         still = self.answered_s > self.since_s
@@ -194,7 +194,7 @@ def _address(ranks: Sequence[RankProcess]) -> str:
 
 
 _SILENT_START_S = 30.0  # after this time, a job without output counts as training
-_LATE_S = 1.0  # after a longer time without a look, as on a busy machine, nothing is learned as usual
+_LATE_S = 1.0  # after a longer time without a look, as on a busy machine, quiet times are not learned
 _LINES = 5  # a job whose log has grown more often than this counts as training
 
 

@@ -48,8 +48,8 @@ def spinning(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[t
 
 
 def awaited(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[tuple[int, str]]:
-    """Yields (rank, clause) for each rank whose GPU did nothing since `since_s`, if the GPUs of all other ranks only
-    wait, and these are more. Yields nothing if a GPU has fewer than two samples."""
+    """Yields (rank, clause) for each rank whose GPU did nothing since `since_s` (CLOCK_MONOTONIC), if the GPUs of all
+    other ranks only wait, and these ranks are more. Yields nothing if a GPU has fewer than two samples."""
     waiting, idle = {rank for rank, _ in spinning(seen, since_s)}, dict[int, int]()
     for gpu, samples in seen.items():
         during = [sample for sample in samples if sample.at_s >= since_s]
@@ -107,10 +107,9 @@ class Use:
 
     @property
     def cores(self) -> float:
-        """The part of a core that the process wanted: the CPU time that it got, and the time for which the kernel had
-        taken the CPU from it. Such a thread has work to do, although it looks idle on a busy machine. The time in the
-        queue after the thread woke up does not count, so a rank that only looks at a page now and then stays idle on a
-        busy machine."""
+        """How many cores the process wanted: the share of the time in which it had the CPU, or the kernel had taken the
+        CPU from it. So a thread that has work to do does not look idle on a busy machine. The time in the queue after
+        the thread woke up does not count, so a rank that only looks at a page now and then stays idle."""
         first, last = self._past[0], self._past[-1]
         put_off, gave_up = last.put_off - first.put_off, last.gave_up - first.gave_up
         if self.state == "R" and not put_off + gave_up:
@@ -137,8 +136,8 @@ class Idle:
         self.idle: list[int] = []
 
     def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess], late: bool = False) -> Opinion:
-        """For how long the job has been quiet. `late`: another observer sees no progress; then the quiet time is not
-        learned as usual. Blind while the sockets can't be read."""
+        """For how long the job has been quiet. `late`: whether another observer sees no progress; then the quiet time
+        is not learned as usual. Blind while the sockets can't be read."""
         quiet = self._is_quiet(now_s, ranks)
         stuck = False
         if late or (quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S):

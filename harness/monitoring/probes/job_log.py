@@ -160,10 +160,10 @@ def _signal_name(text: str) -> str:
 class ElasticReader:
     """Reads the output of one submission. Adds the restart count and the rank of the pid to each fact.
 
-    `read_rounds`: given for a job on several nodes. There the agent's own count is not the number of the attempt;
-    instead, another source (agent/startup.py) sets `restarts` and reports the end of each rendezvous. `read_rounds`
-    reads the events of that source. It is called because that source writes before the workers start, but the output
-    may be read first."""
+    `read_rounds`: for a job on several nodes, where the agent's own count is not the number of the attempt. There,
+    another source (agent/startup.py) sets `restarts` and reports the end of each rendezvous, and `read_rounds` reads
+    the events of that source. It is called when a worker starts: that source has written before, but its events may
+    not have been read yet."""
 
     def __init__(self, read_rounds: Callable[[], None] | None = None) -> None:
         self.restarts = 0
@@ -205,7 +205,7 @@ class ElasticReader:
 
 OWN_WATCHDOG = "own-watchdog"  # a line that shows, by a pattern in the scenario, that the job notices a hang
 
-_SIGNS = (  # each line with a known failure has one of these, in lower case; to look for them first is 40 times faster
+_SIGNS = (  # each line with a known failure has one of these, in lower case; looking for them first is 40 times faster
     "error", "fail", "exception", "timed out", "timeout", "terminate", "nvrm", "out of memory", "cuda gpus", "cublas",
     "oom", "watchdog", "heartbeat", "reaping", "of section", "been open", "in use", "eaddrinuse", "by peer",
     "by remote", "broken pipe", "not known", "resolution", "hostname", "no space", "enospc", "quota", "edquot",
@@ -279,7 +279,7 @@ class JobLog:
 
     def begin_again(self, attempt_base: int) -> None:
         """Must be called when a torchrun has started. `attempt_base`: the number of its first attempt. If the number is
-        new, this is a later torchrun of the same submission, and its attempts are counted from that number."""
+        new, this is a later torchrun of the same submission, and its attempts are counted from there."""
         if attempt_base != self._base:
             self.begin(attempt_base)
 

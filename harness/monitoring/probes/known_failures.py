@@ -38,7 +38,7 @@ class Cause:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the line shows only that something else ended a rank or the job, but not what it was."""
+        """Whether the line shows only that something ended a rank or the job, but not what."""
         return self.whose in ("another rank", "a signal")
 
     def fits(self, line: str) -> bool:

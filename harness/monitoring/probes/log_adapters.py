@@ -183,8 +183,8 @@ ADAPTERS: Mapping[str, LineAdapter] = {
 
 
 class AutoAdapter:
-    """Recognises the format. It changes to another format after one line of a preferred (earlier) format, or after
-    AGREED lines of a later format without a line of the present one in between."""
+    """Recognises the format. Changes to an earlier (preferred) format after one line of it, and to a later format after
+    AGREED lines of it without a line of the present format in between."""
 
     AGREED = 3
 

@@ -224,7 +224,7 @@ def _is_agent(process: psutil.Process) -> bool:
 
 
 _WRAPPER_S = 3.0  # a wrapper that has started no Python within this time counts as the rank itself
-_CLAIM_S = 1.0  # seconds for which the sources may differ, because their delays differ
+_CLAIM_S = 1.0  # seconds for which two sources may differ, because one may be later
 
 Key = tuple[int, int]  # attempt, rank
 

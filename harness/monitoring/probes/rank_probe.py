@@ -71,7 +71,7 @@ class Sockets:
 
 def _lost(info: str) -> int:
     """How often unconfirmed data was sent again. 0 if a peer only reads slowly: then no data is on the way, and the
-    kernel only probes the peer's window."""
+    kernel only asks the peer for room."""
     backoff = _BACKOFF.search(info)
     return int(backoff[1]) if backoff and _UNACKED.search(info) else 0
 

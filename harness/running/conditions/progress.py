@@ -84,15 +84,15 @@ def _start_of(trigger: After, whole: Merged, history: Callable[[], History]) -> 
 
 @dataclass(frozen=True)
 class Seen(RunEvents):
-    """What is known about the run so far."""
+    """The facts of a run that a condition reads, as they are now."""
 
     events: Sequence[Event]
     history: History
 
 
 def _stepped_since(whole: Merged, at: float, lethal: bool) -> bool:
-    """Whether a step has ended since the time `at` of the fault. Without such a step the job has not recovered, and the
-    history, which is costly, is not needed."""
+    """Whether a step has ended since the fault (`at`). Without such a step the job has not recovered, and the history,
+    which is costly, is not needed."""
     steps = whole.steps_made
     hit = steps.at(steps.mono_s <= at).attempt.max(initial=0)  # the attempt that was hit, or a later one
     logged = (event for event in whole.beside_steps if event.kind is Kind.LOG_STEP and event.mono_s > at)
@@ -102,9 +102,9 @@ def _stepped_since(whole: Merged, at: float, lethal: bool) -> bool:
 
 
 def _recovered_at(seen: Seen, trigger: After) -> float | None:
-    """The time (CLOCK_MONOTONIC) at which the job had recovered from the first landing of the fault, by the rules of
-    the verdict. If the attempt has survived the fault, some more steps must have ended in it, too. None if the job has
-    not recovered."""
+    """When the job had recovered from the first landing of the fault (CLOCK_MONOTONIC), by the rules of the verdict. If
+    the attempt has survived the fault, some more steps must have ended in it, too. None if the job has not
+    recovered."""
     landing = next(landed for landed in landings(seen) if landed.fault == trigger.fault)
     end = went_on(seen, landing, lethal=trigger.lethal, lasting=trigger.lasting)
     if end is None or (end.attempt == landing.attempt and not has_settled(seen.history, end)):
@@ -229,10 +229,8 @@ class Recovered(Condition):
 
     rest: Seconds = 0.0
     faults: list[str] = field(default_factory=list)
-    lasting: list[str] = field(
-        default_factory=list, metadata={DRAWN: True}
-    )  # of these faults: those that must be undone first
-    lethal: list[str] = field(default_factory=list, metadata={DRAWN: True})  # those that kill their target
+    lasting: list[str] = field(default_factory=list, metadata={DRAWN: True})  # faults that must be undone first
+    lethal: list[str] = field(default_factory=list, metadata={DRAWN: True})  # faults that kill their target
 
     name: ClassVar[str] = "recovered"
 
@@ -249,7 +247,7 @@ class Recovered(Condition):
 
     def _goes_on(self, history: History, whole: Merged, now_s: float) -> bool:
         """Whether the job is alive and has ended a step at least `rest` seconds after it recovered. If the job dies
-        again, the seconds are counted again from its next recovery."""
+        again, the count starts again at its next recovery."""
         steps = new_steps(history)
         if (
             not steps

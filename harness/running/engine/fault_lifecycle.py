@@ -157,7 +157,7 @@ class FaultLife:
         self._late = self._injector.late or on_standby
         self._records, self._record = 0, ""
         self._recorded_for: Sequence[Victim] = ()
-        self._begun = False  # the fault was applied, maybe in part
+        self._begun = False  # the fault was applied, perhaps only in part
         self._checked_s = 0.0  # when the limits were last checked, CLOCK_MONOTONIC
         self._watching = Sampling((), on.journal.emit)
         self._progress: dict[int, int] = {}
@@ -185,7 +185,7 @@ class FaultLife:
             else:
                 self._record_undo_and_apply()
         except Exception as error:  # an injector may raise anything; the run goes on, and the verdict reports it
-            if self._begun:  # this thread, which waited for the end of the fault, ends here
+            if self._begun:  # after its fault, this thread ends
                 with suppress(ChaosError):
                     self.undo()
             report_missed(self.fault, error, self._on.journal)
@@ -241,7 +241,7 @@ class FaultLife:
         if pacer is None or pacer == last_armed or moment.attempt not in (None, pacer.attempt):
             return last_armed
         self._record_undo(()) if self._late else self._record_undo_for(self._site())
-        page.write(page.GO, fired)  # the undo of the last landing lets every later hold go on
+        page.write(page.GO, fired)  # the undo of the last landing has told every later hold to go on
         page.write(page.ARMED_PID, pacer.own_pid)
         page.write(page.ALLOWED, fired + 1)
         self._armed([moment.pacer])

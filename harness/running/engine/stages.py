@@ -55,7 +55,7 @@ class BaseWriter:
     first step of the attempt.
 
     After the first step of an attempt that loaded a checkpoint, the agent waits for the base to appear on the page. If
-    the witnesses do not show the base, nothing is written, and the trigger is missed. The base is never guessed."""
+    the witnesses do not show the base, nothing is written, and the trigger is missed: the base is never guessed."""
 
     def __init__(self, pages: Sequence[Mapping[int, ControlPage]]) -> None:
         """`pages`: those of each fault, by rank."""
@@ -73,8 +73,7 @@ class BaseWriter:
                 self._waiting[event.rank] = event
 
     def update(self, events: Sequence[Event]) -> None:
-        """Writes, for each attempt that `events` place, how many global steps came before it. `events`: all events of
-        the run so far."""
+        """Writes the base of each attempt whose base `events` show. `events`: all events of the run so far."""
         bases: dict[int, int | None] = {}
         for rank, first in list(self._waiting.items()) if events else ():
             attempt = first.attempt or 0
@@ -117,7 +116,7 @@ class Run:
         self.grace_s = STOP_GRACE_S  # seconds for the job to end when it is asked to; 0: it is killed at once
         self._hosts: list[tuple[FaultHost, PlannedFault]] = []  # each fault, with the host that applies it
         self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
-        self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
+        self._unverified: dict[str, str] = {}  # by owner: why its undo is not verified; a later success removes it
 
     def stop(self, reason: str, interrupted: bool = True, enough: bool = False, timed_out: bool = False) -> None:
         """Ends the run early. Evidence is still collected, and everything is undone and stopped. `interrupted`: the end
@@ -331,7 +330,8 @@ class Run:
             self._record_results([UndoResult(name, {}, False, "it was still being applied when the run was over")])
 
     def _end_faults(self, wait_s: float, hurried: Callable[[], bool] = lambda: False) -> list[str]:
-        """Lets no further fault begin. Returns the faults that are still being applied."""
+        """Lets no further fault begin. Waits at most `wait_s` seconds for faults that are still being applied, and
+        returns those that are not over."""
         hosts = {id(host): host for host, _fault in self._hosts}.values()
         stuck = {name for host in hosts for name in host.end(wait_s, hurried)}
         return [fault.id for _host, fault in self._hosts if fault.id in stuck]

@@ -1,5 +1,5 @@
 """Evaluates the conditions of a run and runs their probes, each in a thread of its own. `FaultStart` waits until a
-fault may begin, and tells its host, wherever that is. `SelfCheck` watches the harness itself: its memory, its run
+fault may begin, and tells its host, on whatever machine. `SelfCheck` watches the harness itself: its memory, its run
 directory, and the free space on the disk of that directory."""
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _resident() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-SHARE = 10  # a throttled check is not made again for this many times its own CPU time
+SHARE = 10  # times the CPU time of a throttled check: the pause before the next one
 
 
 class Throttle:
@@ -96,8 +96,9 @@ class Throttle:
 
 
 class FaultStart:
-    """Waits, in a thread of its own, until the steady state is reached and the trigger of a fault is due, if it is seen
-    from outside. Then the host begins the fault. If the run ends before that, nothing begins."""
+    """Waits, in a thread of its own, for the steady state and, if the trigger is seen from outside, until it is due.
+    Then the host begins the fault. (A fault at a step has begun then, and waits for the step in the rank.) If the run
+    ends before, nothing begins."""
 
     def __init__(self, fault: PlannedFault, host: FaultHost, on: FaultContext) -> None:
         self._fault, self._host, self._on = fault, host, on
@@ -115,7 +116,7 @@ class FaultStart:
             report_missed(self._fault, error, self._on.journal)
 
     def _is_due(self) -> bool:
-        """Whether the fault may begin. The check gets more costly in a long run, and is then made less often."""
+        """Whether the fault may begin. In a long run the check is more costly, and is made less often."""
         if not isinstance(self._fault.trigger, After):
             return True
         if not self._throttle.due():
@@ -154,7 +155,7 @@ class ConditionWatches:
 
     def broken(self, events: Sequence[Event], now_s: float) -> tuple[str, bool] | None:
         """The stop condition that holds now, as a clause, and whether the condition is about the job. None if no stop
-        condition holds. The longer the run, the more seldom the conditions are checked."""
+        condition holds. The longer the run, the less often this is checked."""
         if not self._stop or not self._broken_throttle.due():
             return None
         with self._broken_throttle:
@@ -166,7 +167,7 @@ class ConditionWatches:
 
     def enough(self, events: Sequence[Event], now_s: float) -> str | None:
         """Why the run may end on purpose: all `until` conditions hold. None if they do not hold yet. The longer the
-        run, the more seldom the conditions are checked."""
+        run, the less often this is checked."""
         if not self._until or not self._enough_throttle.due():
             return None
         with self._enough_throttle:

@@ -112,7 +112,7 @@ def covering(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-_SUBNETS = 64  # how many are tried, one after the other: another run, or the machine itself, may use some of them
+_SUBNETS = 64  # the most subnets that are tried, one after the other: another run, or the machine itself, may use some
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 # The limits are set explicitly, so that a fault's limit can be undone by setting these values again.
 _LIMITS = {"cpu_period": 100_000, "cpu_quota": -1, "mem_limit": _MEMORY, "memswap_limit": _MEMORY}
@@ -260,8 +260,8 @@ class Docker(Launcher):
         return (*made, Containers(self._engine, run_id, spec.nodes), JobProcesses(run_id))
 
     def create(self, spec: JobSpec) -> Sequence[DockerNode]:
-        """The nodes. All submissions use the same network and image. Raises ChaosError, or UsageError if the user's
-        image does not exist."""
+        """The nodes. All submissions use the same network and image. Raises ChaosError if a container can't be made,
+        UsageError if the user's image does not exist."""
         try:
             with engine(self._engine) as client:
                 self._made = self._made or self._make(client, spec)

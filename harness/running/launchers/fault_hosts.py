@@ -30,18 +30,18 @@ class FaultHost(ABC):
 
     @abstractmethod
     def begin(self, fault: PlannedFault) -> None:
-        """Applies the fault: at its Moment, or at once if its trigger is seen from outside. Does nothing after `end`,
-        or if the fault has begun already. Raises ChaosError if the fault can't begin."""
+        """Begins the fault: it is applied at its Moment, or at once if its trigger is seen from outside. Does nothing
+        after `end`, or if the fault has begun already. Raises ChaosError if the fault can't begin."""
 
     @abstractmethod
     def end(self, wait_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[str]:
-        """Lets no further fault begin, and lets held ranks go on. Returns the faults that are still being applied after
-        at most `wait_s` seconds for each; `hurried()`: waits no longer."""
+        """Lets no further fault begin, and lets held ranks go on. Waits at most `wait_s` seconds for each fault that is
+        still being applied, or until `hurried()` is true. Returns the faults that are not over."""
 
     @abstractmethod
     def undo(self, fault: str) -> list[str]:
-        """Undoes the fault, if it has begun, and records the result. Returns the reasons why it is not undone, if the
-        result could not be recorded where the fault is."""
+        """Undoes the fault, if it has begun. The result is recorded where the fault is. If it could not be recorded
+        there, returns the reasons why the fault counts as not undone."""
 
 
 def ranks_with_page(fault: PlannedFault) -> Sequence[int]:
@@ -65,8 +65,8 @@ class RemoteControlPage(ControlPage):
 
 @dataclass
 class RemoteFaults(FaultHost):
-    """The faults that the agents of other nodes apply. `planned`: the faults of the plan by id. `channels` and `ranks`:
-    functions that return the present connections and ranks. `ours`: the faults that the controller itself applies,
+    """The faults that the agents of other nodes apply. `planned`: the faults of the plan by id. `channels`, `ranks`:
+    functions that return the present connections and ranks. `ours`: the faults that the controller applies itself,
     because they need a tool that the launcher uses, such as kubectl. Thread-safe."""
 
     planned: Mapping[str, PlannedFault]
@@ -103,8 +103,8 @@ class RemoteFaults(FaultHost):
             channel.tell("start", fault=fault.id, ranks=list(ranks_by_node[channel.node]))
 
     def submitted_again(self) -> None:
-        """Must be called before another submission. Its agents are not told again to apply faults that the earlier
-        agents were told to apply at once."""
+        """Must be called before another submission: faults that an agent was told to apply at once are not sent again
+        to the new agents."""
         with self._lock:
             for fault in self._ordered:
                 self._begun.pop(fault, None)

@@ -171,16 +171,16 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class StartedNode:
-    """A node of the running job; implements interfaces.LiveNode. `members`: returns the processes of the job. `again`
-    and `expect`: start the node's command again, and announce that this will happen; both get the node's index. They
-    are None if the command can't be started from here, because the node is another machine."""
+    """A node of the running job; implements interfaces.LiveNode. `members`: returns the processes of the job. `again`:
+    starts the command of the node with this index again. `expect`: announces such a start. Both are None if the command
+    can't be started from here, because the node is another machine."""
 
     node: Node
     run_id: str
     members: Callable[[], Mapping[int, int]]
     again: Callable[[int], int] | None = None
     expect: Callable[[int], None] | None = None
-    local: Path | None = None  # the path of the folder of which each node has its own
+    local: Path | None = None  # the path at which each node has a folder of its own
 
     def processes(self) -> dict[int, int]:
         here = _place(self.node.env)
@@ -302,7 +302,7 @@ class RunningJob(JobView, ABC):
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Waits until the last submission has ended. Returns its exit code; if negative, the number of a signal. None
-        if it still runs, or if only the job's parent process can know the code."""
+        if it still runs, or if the code can't be known (only the parent process of an attached job gets it)."""
         return self._exit_code if self._done.wait(timeout_s) else None
 
     @abstractmethod
@@ -321,7 +321,7 @@ _ATTEMPT_KINDS = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 class SubmittedJob(RunningJob):
     """A job with all its submissions. `spec_for(n)` returns the spec of submission n, counted from 0. If a submission
     ends with an exit code other than 0, the next one is started, if any is left. `record_undo` writes to disk the undo
-    of everything that the launcher makes for a submission, or raises an error."""
+    of everything that the launcher makes for a submission; if it raises an error, nothing is made."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
@@ -386,7 +386,7 @@ class SubmittedJob(RunningJob):
         self._done.set()
 
     def _submit_again(self) -> bool:
-        with self._lock:  # so that `stop` comes before this submission, or finds its processes
+        with self._lock:  # so that `stop` either comes before this submission, or finds its processes
             if self._ending.is_set():
                 return False
             self._submission += 1

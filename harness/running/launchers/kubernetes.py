@@ -32,7 +32,7 @@ from torchaos.harness.running.launchers.pod_manifest import HOST_NETWORK, NODE, 
 from torchaos.harness.scenario.field_types import Strict
 
 _SPARE_S = 300.0  # seconds after the job's time-out; then Kubernetes ends the pods
-_READY_S = 600.0  # seconds for the pods to get machines and images
+_READY_S = 600.0  # seconds for the pods to get machines and pull images
 _LOOK_S = 0.5
 _ATTACH = (("get", "pods"), ("list", "pods"), ("create", "pods/exec"), ("get", "pods/log"))  # verbs and resources
 _OF_THE_AGENT = frozenset({ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE, "PYTHONPATH"})

@@ -65,8 +65,8 @@ class ProxiedNode:
 
 
 class ProxiedLauncher(Launcher):
-    """A launcher that puts proxies in front of endpoints. `upstreams`: the job's endpoints by name. `proxied`: the
-    endpoints that get a proxy because a fault hits them. The job uses all other endpoints directly."""
+    """A launcher that puts proxies in front of endpoints. `upstreams`: the job's endpoints by name. `proxied`: those
+    that get a proxy, because a fault hits them. The job uses all others directly."""
 
     name: ClassVar[str]  # not set, because no scenario names this launcher
 
@@ -80,7 +80,7 @@ class ProxiedLauncher(Launcher):
         return [*self._inner.resources(spec), *servers]
 
     def create(self, spec: JobSpec) -> Sequence[Node]:
-        """Creates the nodes, and starts one proxy server for all submissions. Raises ChaosError."""
+        """Creates the nodes, and starts one proxy server for all submissions. Raises ChaosError if that fails."""
         nodes = self._inner.create(spec)
         lives = self.endpoints and all(endpoint.api.alive() for endpoint in self.endpoints.values())
         if self._proxied and not lives:

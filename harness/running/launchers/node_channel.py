@@ -99,9 +99,9 @@ def base_file(root: Path, submission: int) -> Path:
 
 
 def await_place(root: Path, submission: int, wait_s: float) -> tuple[int, list[str]]:
-    """Waits until the controller has given this node its number in a submission, and returns the number and the names
-    of all nodes. Raises UsageError after `wait_s` seconds, or if the node has taken the number before: if somebody
-    starts the container again, the job must not start again."""
+    """Waits until the controller has given this node its number in a submission. Returns the number, and the names of
+    all nodes. Raises UsageError after `wait_s` seconds, or if the node has already taken its number: if somebody starts
+    the container again, the job must not start again."""
     place, end = _place(RunDir(root), submission), time.monotonic() + wait_s
     taken = place.with_suffix(".taken")
     while not place.exists():
@@ -138,7 +138,7 @@ def append(root: Path, name: str, piece: bytes) -> None:
 
 
 def _of_this_machine(plan: str, injectors: str) -> str:
-    """The plan, in which the folder `injectors` of the controller is replaced by the folder on this machine."""
+    """The plan, with the folder `injectors` of the controller replaced by the folder on this machine."""
     return plan.replace(json.dumps(injectors)[1:-1], json.dumps(_injectors())[1:-1])
 
 
@@ -160,7 +160,7 @@ def _injectors() -> str:
 
 
 VERSION = 1
-LEASE_S = 10.0  # seconds without a message of the controller, after which the agent undoes everything
+LEASE_S = 10.0  # seconds without a message of the controller, after which the agent undoes all
 BEAT_S = 1.0
 
 
@@ -170,7 +170,7 @@ def mark_of(run_id: str, node: int, submission: int) -> str:
     return f"{run_id}.node{node}" + (f".{submission}" if submission else "")
 
 
-_EXCHANGES = 8  # the least number of exchanges of clock readings in a measurement
+_EXCHANGES = 8  # the fewest exchanges of clock readings in a measurement
 _CLOCK_S = 60.0  # seconds between measurements of the clocks, which drift by some ms in that time
 _AGAIN_S = 0.3
 _ANSWER_S = 60.0
@@ -231,7 +231,8 @@ class NodeChannel:
                 self._process.stdin.flush()
 
     def ask(self, do: str, timeout_s: float = _ANSWER_S, **words: Any) -> Any:
-        """Sends a message, and returns the agent's answer. Raises NoAnswer."""
+        """Sends a message, and returns the agent's answer. Raises NoAnswer if there is none within `timeout_s`
+        seconds."""
         answer: Future[Any] = Future()
         with self._lock:
             self._asked += 1

@@ -182,9 +182,8 @@ do sleep 1; done
 
 @dataclass(frozen=True)
 class Pod:
-    """A node that is a container of a pod. `id`: the id of the container, which changes if the container restarts.
-    `machine`: the node of the cluster on which the pod runs. `python`: the interpreter in the container that has
-    torchaos."""
+    """A node that is a container of a pod. `id`: the id of the container, which changes when the container restarts.
+    `machine`: the cluster node on which the pod runs. `python`: the interpreter in the container that has torchaos."""
 
     index: int
     name: str
@@ -244,8 +243,8 @@ class Pod:
             raise OSError(f"the container of node {self.index} had ended before the fault could hit it")
 
     def gone(self) -> bool:
-        """Whether the container has ended or its pod was deleted. Then nothing is left of what was in it, but other
-        containers of the pod may still run. False if the cluster does not answer."""
+        """Whether the container has ended, or its pod was deleted. Then nothing that was in the container is left;
+        other containers of the pod may still run. False if the cluster does not answer."""
         try:
             now = self._now()
         except OSError:

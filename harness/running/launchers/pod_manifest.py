@@ -363,9 +363,9 @@ def shares_network(pod: Mapping[str, Any]) -> bool:
 
 
 def _with_nodes(file: Path, objects: Sequence[dict[str, Any]], named: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects whose pods are the nodes: those that the user names, or else all objects of the only kind that can
-    have nodes. If there is another such kind, single pods do not count. Raises UsageError if no object is left, or if
-    several kinds are."""
+    """The objects whose pods are the nodes: those that the user names or, if none are named, all objects of the only
+    kind that can have nodes (single pods count only if there is no other such kind). Raises UsageError if no object is
+    left, or if there are several kinds."""
     holders = [one for one in objects if any(pods_in(one)) or is_train_job(one)]
     if not holders:
         if wrong := next(filter(refused, objects), None):

@@ -147,16 +147,16 @@ class RemoteJob(SubmittedJob):
 
     def _codes_of_attached(self) -> list[int | None]:
         """Waits until the agent of each node has sent its last message, or the container of the node has ended. The
-        exit code is not known here, because a container may go on after the job."""
+        exit codes are not known here, because a container may go on after the job."""
         pairs = list(zip(self._channels, self._commands, strict=True))
         while not all(channel.left.is_set() or command.over for channel, command in pairs):
             time.sleep(_LOOK_S)
         return [None]
 
     def _await_last_messages(self) -> None:
-        """Waits for the last messages of the agents. If an agent still answers, its part of the job goes on, even if
-        the command that started it is dead. Each lost agent is dealt with here, before another submission starts agents
-        on the same nodes."""
+        """Waits for the last messages of the agents. As long as an agent answers, its part of the job goes on, even if
+        the command that started it is dead. Undoes the changes of each lost agent, before another submission starts
+        agents on the same nodes."""
         end = time.monotonic() + _BYE_S
         for channel in self._channels:
             look_s = time.monotonic() + _GONE_S

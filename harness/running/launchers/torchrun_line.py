@@ -104,9 +104,9 @@ _OWN_STORES_FROM = (2, 13)  # from then on, torchrun starts a job of one node as
 
 
 def keeps_one_store(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """True if all attempts use one store, in which they find the addresses of the attempt before, whatever
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE says: with torchrun's static rendezvous (its static_tcp_rendezvous.py), which is
-    the default if a port, an endpoint or several nodes are given, and with torch 2.5 to 2.12."""
+    """Whether all attempts use one store, in which they find the addresses of the attempt before, whatever
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE says. This is so with torchrun's static rendezvous (its static_tcp_rendezvous.py)
+    and torch 2.5 to 2.12. That rendezvous is the default if a port, an endpoint or several nodes are given."""
     options = {name.upper().replace("-", "_"): value for name, value in options_of(command)}
     options = {**{name[4:]: value for name, value in env.items() if name.startswith("PET_")}, **options}
     if not options_of(command) or "STANDALONE" in options or options.get("RDZV_BACKEND", "static") != "static":
@@ -167,8 +167,9 @@ def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
 
 
 def _place_of(command: Sequence[str]) -> int | None:
-    """The index of the word torchrun, or of its module. It must come before any script, or after scripts that start it,
-    and then with a script of its own. None if there is none, or if it is the value of another program's option."""
+    """The index of the word torchrun, or of its module. None if there is none, or if the word is the value of another
+    program's option. The word must come before any script, or after scripts that start it and before a script of its
+    own."""
     before = len(list(itertools.takewhile(lambda word: not word.endswith(".py"), command)))
     found = (n for n, word in enumerate(command) if _is_torchrun(word))
     return next(
@@ -188,8 +189,8 @@ def _is_torchrun(word: str) -> bool:
 
 def _own(words: Sequence[str]) -> Sequence[str]:
     """torchrun's own words, without the script or module and its arguments. They end at the first word that is neither
-    an option nor the value of one. A script *.py is no value: the option before it may be a switch that is not known
-    here."""
+    an option nor the value of an option. A word *.py is never a value: the option before it may be an unknown
+    switch."""
     end = 0
     while end < len(words) and words[end].startswith("-") and words[end] != "--":
         is_whole = "=" in words[end] or words[end] in _SWITCHES

@@ -56,8 +56,8 @@ class NodePart(JobView):
         self._watch.stop()
 
     def beside(self, nodes: Collection[int]) -> NodePart:
-        """The same part, for a fault that other agents also apply, on the nodes `nodes`. The fault does not cut this
-        node off from those."""
+        """This part of the job, for a fault that other agents apply too, on the nodes `nodes`: the fault does not cut
+        this node off from those."""
         other = copy.copy(self)
         other._beside = [node for node in nodes if node != self._node]
         return other
@@ -103,7 +103,7 @@ class NodeFaults(LocalFaults):
         try:
             self._reaper.record_undo("job", [JobProcesses(mark)], owner="job", limit_s=limit_s)
         except UndoError:
-            self._reaper.close()  # removes the entry in the registry of runs, which a dead reaper leaves
+            self._reaper.close()  # removes the entry that a dead reaper leaves in the registry of runs
             raise
         folders = [place.root, shared.root, *([checkpoints] if checkpoints else [])]
         permits = Permits(plan, mark, folders, part.members, lambda: _world_size(part), has_network=bool(part.links))
@@ -185,7 +185,8 @@ class Agent:
         self._leaving.set()
 
     def await_controller(self, wait_s: float) -> None:
-        """Returns when a controller has connected, after `wait_s` seconds, or when everything must be undone."""
+        """Waits until a controller has connected, but at most `wait_s` seconds, and not if everything must be
+        undone."""
         end = time.monotonic() + wait_s
         while not self._met.wait(_LOOK_S) and not self._leaving.is_set() and time.monotonic() < end:
             pass

@@ -1,10 +1,11 @@
 """Runs the part of a job on one node, and records there what the harness records for nodes that it starts itself.
-`NodeExec` wraps the node's command, under any scheduler. `attach` is the agent beside a part of a job that was running
-before; it ends with the run, and the job goes on. `recover` undoes what dead agents left.
+`NodeExec` wraps the node's command, under any scheduler. `attach` runs an agent beside a part of a job that was running
+before; the agent ends with the run, and the job goes on. `recover` undoes what dead agents left.
 
 The nodes share only the run directory. No port is opened, and no node waits for another, except that all wait for node
 0 to make the run directory. If a launcher of `torchaos run` started the wrapper, the wrapper is also the agent of its
-node (`serving`). It is a process of the node's part of the job, so a fault that ends the node ends it, too."""
+node (`serving`). The wrapper is a process of the node's part of the job, so a fault that ends the node ends the
+wrapper, too."""
 
 from __future__ import annotations
 
@@ -145,9 +146,9 @@ _MEET_S = 60.0  # seconds to wait for the controller, so that early faults are a
 def serving(
     folder: RunDir, mark: str, node: int, part: NodePart, journal: Journal, relay: Relay
 ) -> Iterator[tuple[Agent, NodeFaults | None]]:
-    """A context manager in which this process is the agent of its node. It begins when a controller has connected. It
-    yields the agent and its faults; None in place of the faults if nothing can be injected here. At the end, everything
-    is undone. If that is verified, the node's folder is removed."""
+    """A context manager in which this process is the agent of its node. Begins when a controller has connected. Yields
+    the agent and its faults; None in place of the faults if nothing can be injected here. At the end, undoes everything
+    and, if that is verified, removes the node's folder."""
     place = make_place(mark)
     plan, faults, trouble = Plan.read(folder.plan), None, undo_for_the_dead(journal)
     try:
@@ -181,9 +182,8 @@ _HERE, _ELSEWHERE = (
 
 
 def links_of_pods(addresses: Sequence[str], node: int, mark: str) -> list[Link]:
-    """The link of each pod, of which faults can change only that of this pod, number `node`. `addresses`: the IP
-    addresses of all pods. `mark`: the mark for the helper processes of faults. Raises ChaosError if this pod has no
-    network."""
+    """The link of each pod. Faults can change only the link of this pod, number `node`. `addresses`: the IP addresses
+    of all pods. `mark`: the mark for the helper processes of faults. Raises ChaosError if this pod has no network."""
     device = _device()
     namespaces = [_HERE if index == node else _ELSEWHERE for index in range(len(addresses))]
     return [

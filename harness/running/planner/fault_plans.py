@@ -110,7 +110,7 @@ def _of_replica(
     target: Aim, job: PlannedJob, where: object, draw: random.Random, world: Sequence[int]
 ) -> Target | None:  # fmt: skip
     """The target ranks in one replica, by their numbers in the whole job. None if the target names neither a replica
-    nor a rank. Raises UsageError if the target does not exist."""
+    nor a rank. Raises UsageError if the replica or a rank does not exist."""
     size = job.world_size // job.replicas
     if target.replica is None:
         named = [target.rank] if isinstance(target.rank, int) else target.ranks
@@ -296,7 +296,7 @@ def _unfit(fault: Fault, found: Any, where: Where, trigger: Moment | After, job:
 
 
 def _off_target(fault: Fault, found: Any, target: Target, launcher: str, job: PlannedJob) -> Iterator[str]:
-    """Why the fault can't hit what it should, with this launcher."""
+    """Why the fault can't hit its target, with this launcher."""
     if wrong := misfit(found, launcher):
         yield wrong
     if job.attach_pid is not None and "links" in found.needs:
@@ -323,8 +323,8 @@ def _out_of_reach(fault: Fault, found: Any, job: PlannedJob) -> Iterator[str]:
 
 
 def _duration(fault: Fault, found: Any, limits: Limits, where: FaultAt) -> float | None:
-    """How long the fault lasts, in seconds: its own `for`, or `limits.duration` if it has none and is of a kind that
-    lasts. None if the fault has no duration."""
+    """How long the fault lasts, in seconds: its own `for`; without it, `limits.duration` if this kind of fault lasts.
+    None if the fault has no duration."""
     most = limits.duration
     if most is not None and fault.for_ is not None and fault.for_ > most:
         raise UsageError(
@@ -334,7 +334,7 @@ def _duration(fault: Fault, found: Any, limits: Limits, where: FaultAt) -> float
 
 
 def link_recoveries(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
-    """Completes the triggers that wait for the recovery from another fault, with two facts about that other fault.
+    """Completes the triggers that wait for the recovery from another fault, with two facts about that fault.
 
     `lasting`: it has a duration, so the trigger must wait for its undo, too. `lethal`: its target dies, so steps that
     the target makes before its death are no recovery."""

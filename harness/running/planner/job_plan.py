@@ -232,7 +232,7 @@ def written_size(job: Job, launcher: str, file: Path) -> tuple[int, int] | None:
 
 
 def missing_script(job: Job, launcher: str, file: Path) -> str:
-    """A problem as text, if the script in the command does not exist. Empty if it exists, or if this is not known."""
+    """A sentence about the script in the command, if it does not exist. Empty if it exists, or if this is not known."""
     here = file.parent.absolute()
     command, cwd = _line(job, here, placeholders(here))
     script = script_of(command) if _launcher_if_known(job, launcher, file).host_programs else None

@@ -249,8 +249,8 @@ def options_before_script(words: Sequence[str], switches: Collection[str]) -> tu
 
 
 def with_option(words: Sequence[str], begin: int, end: int, name: str, value: str) -> list[str]:
-    """The words with the option `--name value` in the part from `begin` to `end`. It replaces the option wherever that
-    is given already; otherwise it comes at the beginning of the part."""
+    """The words with the option `--name value` in the part from `begin` to `end`. If the option is there already, it is
+    replaced; otherwise it is added at the beginning of the part."""
     found, replaced, at = list(words[:begin]), False, begin
     while at < end:
         option, equals, _ = words[at].partition("=")

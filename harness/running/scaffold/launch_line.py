@@ -71,8 +71,8 @@ def launch_of(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Laun
 
 
 def _as_shell_reads(command: Sequence[str]) -> list[str]:
-    """The words. If they are for a shell (one word with blanks, or `|`, `>` and `&&` among them): bash with their text,
-    of which only the line of the job is read."""
+    """The words. If only a shell can read them (one word with blanks, or `|`, `>` or `&&` among them): bash with their
+    text, of which only the line of the job is read."""
     is_text = len(command) == 1 and " " in command[0]
     if not is_text and not any(_OPERATOR.fullmatch(word) for word in command):
         return list(command)
@@ -207,8 +207,8 @@ def _shell(launch: Launch) -> None:
 
 
 def _script(launch: Launch, words: Sequence[str]) -> None:
-    """A script of a shell. On one machine it can also be the command itself, and is, unless all of the line that starts
-    the job is known."""
+    """A shell script. On one machine the script can also be the command itself. It is, unless all of the line that
+    starts the job is known."""
     try:
         if words[0] in launch.written:
             batch = parse_batch(launch.written[words[0]], words[1:], launch.env, _as_options(launch))

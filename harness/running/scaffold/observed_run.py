@@ -117,10 +117,12 @@ def chosen_in(run: Record) -> Chosen | None:
 
 
 def chosen(last: int | None, saves: Sequence[tuple[int, str]], epoch: int | None) -> Chosen | None:
-    """The step at which a death costs work, with enough steps after it. It is between two checkpoints, after the second
-    one if possible, and never at a save. It is in a later epoch, and after the newest `best` checkpoint: before it, a
-    job that has forgotten its best value would not be noticed, because it writes a `best` checkpoint again anyway.
-    `last`: the last step. `saves`: step and path of each save. `epoch`: the step with which the second epoch begins."""
+    """The step at which a death costs work, with enough steps after it. None if there is none. `last`: the last step.
+    `saves`: step and path of each save. `epoch`: the step with which the second epoch begins.
+
+    The step is never that of a save; it is between two checkpoints, if possible after the second one, and in a later
+    epoch. It is also after the newest `best` checkpoint: before it, a job that has forgotten its best value would go
+    unnoticed, because it writes a `best` checkpoint again anyway."""
     if last is None or last < 3:
         return None
     best = max((step for step, path in saves if _is_best(path) and step < last), default=0)
@@ -158,8 +160,8 @@ def _is_best(path: str) -> bool:
 
 
 def _free(last: int, saves: Iterable[tuple[int, str]]) -> set[int]:
-    """The steps at which nothing is saved. Files whose paths differ only in numbers count as one series, and the series
-    is saved with a period."""
+    """The steps at which nothing is saved. Files whose paths differ only in numbers are one series; each series is
+    taken to be saved with a constant period."""
     families: dict[str, list[int]] = {}
     for step, path in sorted(saves):
         families.setdefault(re.sub(r"\d+", "", path), []).append(step)

@@ -89,7 +89,7 @@ def accelerate(launch: Launch) -> None:
 
 
 def _all_gpus(launch: Launch) -> int:
-    """The number of ranks where a launcher would start one on each GPU, and nothing says how many there are."""
+    """The number of ranks if the command does not give it: a launcher would start one on each GPU."""
     launch.to_check.append(f"{first_program(launch.words)} would start a rank on each GPU; the draft has 2 ranks")
     return 2
 

@@ -61,7 +61,7 @@ def phase_of(injector: str) -> Phase | None:
 
 def is_lethal(injector: str) -> bool:
     """Whether the target dies of this fault. Also True for each fault that hits a torchrun process: its ranks may live
-    on as orphans, but the job has not recovered."""
+    on as orphans, but they are no recovery."""
     found = find("injectors", injector)
     return bool(found.lethal or found.hits == "agents")
 

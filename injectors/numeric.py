@@ -92,8 +92,8 @@ def gathered(call: Call) -> list[Any]:
 
 
 def _arrays(call: Call) -> list[Any]:
-    """The tensors of more than 8 floats that this rank gives: no loss, no flag. Where the result has a tensor of its
-    own, that comes first, but not in functional collectives."""
+    """The tensors of more than 8 floats that this rank gives: no loss, no flag. In a call with separate tensors for the
+    result, these come first (but not in functional collectives)."""
     second = call.op != "all_reduce" and hasattr(call.args[1], "__len__")
     found, stack = [], list(call.args[second : second + 1])
     while stack:

@@ -1,13 +1,15 @@
 """Finds when training really continued after a fault, at its usual pace. A single step is no proof: after an ECC error,
 a job may finish a step before it drains its ranks, and a collective may stall a step later.
 
-- The attempt that was hit continued if it did not end in a restart, except a restart that another landing explains.
-  Training continued with the step that ended the last halt; without a halt, with the first new step after the fault
-  took effect. Only halts that began while the fault was on, or soon after, count.
-- Otherwise a later attempt must get past all steps of the earlier attempts. An attempt does not count if it ended
-  only because the job got its lost node back.
-- If the fault came after the last step, no further step can show it. Then the checkpoint that was not yet saved must
-  become complete.
+- The attempt that was hit continued if it did not end in a restart; a restart that another landing explains does not
+count. Training continued with the step that ended the last halt or, without a halt, with the first new step after the
+fault took effect. Only halts that began while the fault was on, or soon after, count.
+
+- Otherwise a later attempt must get past all steps of the earlier attempts. An attempt does not count if it ended only
+because the job got its lost node back.
+
+- If the fault came after the last step, no further step can show that training continued. Then the checkpoint that was
+not yet saved must become complete.
 
 A job that lost a node because of a fault gets the node back when the fault ends, and torchelastic restarts the ranks.
 That restart belongs to the recovery, however long the node takes to join. Each rollback explains at most one restart,
@@ -48,8 +50,8 @@ def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
 
 
 def over_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float:
-    """When the fault was over (CLOCK_MONOTONIC); infinite if it stayed. `in_process`: it was over when the last process
-    that it hit had ended, if the job was restarted then."""
+    """When the fault was over (CLOCK_MONOTONIC); infinite if it stayed. `in_process`: the fault ends with the processes
+    that it hit: it was over when the last of them had ended, if the job was restarted then."""
     backs = [way_back_s(run, landing, Kind.ROLLED_BACK, Kind.EFFECT)]
     if in_process and landing.pids and any(attempt.number > landing.attempt for attempt in run.history.attempts):
         gone = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED) if e.data["pid"] in landing.pids}
@@ -65,8 +67,8 @@ def lasted_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:
-    """The attempts that ended because a fault was over and its ranks came back: the next attempt has more ranks. By
-    attempt, the landing of that fault.
+    """The attempts that ended because a fault was over and its ranks came back, so that the next attempt has more
+    ranks. By attempt: the landing of that fault.
 
     Each rollback, in order of time, explains the first such attempt that no earlier rollback explains."""
     landed = landings(run)
@@ -92,7 +94,7 @@ Array = npt.NDArray[Any]
 # A halt is longer than each of these limits.
 _TIMES = 10.0  # in usual steps
 _LEAST_S = 1.0  # seconds; machines hesitate
-_PAUSES = 3.0  # in pauses of the job itself, such as checkpoints or evaluations
+_PAUSES = 3.0  # times a pause of the job itself, such as a checkpoint or an evaluation
 _ENOUGH = 3  # steps that are needed to know the usual time
 
 
@@ -102,7 +104,7 @@ class Pace:
 
     usual_s: float  # the median; 0 if too few steps were seen
     pauses: Mapping[int, float]  # by global step: the longest time, in seconds, that a twin took for it
-    longest_s: float  # the longest usual time, for steps that no twin made
+    longest_s: float  # the longest usual time between steps, for steps that no twin made
 
     @property
     def least_s(self) -> float:
@@ -151,7 +153,7 @@ def _took_s(history: History, before_s: float = math.inf) -> Array:
 
 
 def _gaps(history: History, before_s: float = math.inf) -> Iterator[_Gaps]:
-    """Yields the gaps between the steps that ended by `before_s` (CLOCK_MONOTONIC), for some ranks at a time."""
+    """Yields the gaps between the steps that ended by `before_s` (CLOCK_MONOTONIC), each time for some of the ranks."""
     for places in history.executions.by_ranks():
         steps = history.executions.at(places)
         attempt, rank, over_s = steps.attempt, steps.rank, steps.mono_s
@@ -172,8 +174,7 @@ def owed(history: History, at_s: float, twins: Sequence[History]) -> frozenset[s
 
 
 def made_good_s(history: History, at_s: float, names: frozenset[str]) -> float | None:
-    """The time (CLOCK_MONOTONIC) at which the last of these files was complete. None if one of them never was
-    complete."""
+    """When the last of these files was complete (CLOCK_MONOTONIC). None if one of them never was."""
     last = history.highest_step() or 0
     ends: dict[str, float] = {}
     for save in history.saves:
@@ -191,7 +192,7 @@ def _name(save: Save) -> str:
     return "/".join(final_path(save.path).split("/")[-2:])
 
 
-_SOON = 5  # usual steps: a halt that begins this soon after the rollback is still an effect of the fault
+_SOON = 5  # usual steps: a halt that begins at most this long after the rollback is still an effect of the fault
 SETTLED = 3  # steps that must follow before a live run counts as recovered
 
 
@@ -275,8 +276,8 @@ def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Exec
 
 
 def _told_s(run: RunSoFar, landing: Landing) -> float:
-    """When the rank that was hit told that the fault took effect in it: some faults change nothing in the step in which
-    they are applied. The time of the landing if no rank told it."""
+    """When the rank that was hit reported that the fault took effect in it: some faults change nothing in the step in
+    which they are applied. If no rank reported it, the time of the landing."""
     told = (
         event.mono_s for event in run.of_kind(Kind.EFFECT)
         if event.data["fault"] == landing.fault and event.rank is not None and event.attempt == landing.attempt
@@ -285,8 +286,8 @@ def _told_s(run: RunSoFar, landing: Landing) -> float:
 
 
 def _last_halt(own: Executions, until_s: float, pace: Pace) -> Execution | None:
-    """The step that ended the last halt which began before `until_s` (CLOCK_MONOTONIC). `own`: steps in order of
-    time."""
+    """The step that ended the last halt that began before `until_s` (CLOCK_MONOTONIC). None if there was no halt.
+    `own`: steps in order of time."""
     over_s = own.mono_s
     long = np.flatnonzero((over_s[:-1] <= until_s) & (np.diff(over_s) > pace.least_s)) + 1
     steps = (own[place] for place in reversed(long.tolist()))

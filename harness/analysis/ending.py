@@ -1,6 +1,6 @@
 """Finds out how a job ended: successfully, with an error, by an abort during its shutdown, without a restart, before
-its first step, or kept from resuming by a checkpoint that it could not load. Input: a record. Output: exit codes,
-failed ranks, and clauses for reasons, with the error's own words from the last lines of the log.
+its first step, or unable to load a checkpoint. Input: a record. Output: exit codes, failed ranks, and clauses for
+reasons, with the error's own words from the last lines of the log.
 
 A process group that was not destroyed can make the interpreter of a finished job abort at exit (SIGABRT, "terminate
 called without an active exception"). torchrun then restarts a job that was finished, and a trainer that resumes at its
@@ -84,8 +84,8 @@ def final_step(record: Record) -> int | None:
 
 
 def twins_end_apart(run: Record, twins: Sequence[Record]) -> str:
-    """A clause that says that it is not known in which step the job should end, because its twins ended in different
-    steps. Empty if they did not, or if the job did not end well."""
+    """A clause: it is not known in which step the job should end, because its twins ended in different steps. Empty if
+    they did not, or if the job did not end well."""
     ends = sorted({last for twin in twins if (last := final_step(twin)) is not None})
     if len(ends) < 2 or own_exit_code(run) != 0:
         return ""
@@ -142,7 +142,7 @@ LEFT_OPEN = "not judged, because the run was ended early"
 
 def own_exit_code(run: Record) -> int | None:
     """The exit code with which the job ended by itself; 0 if the job was finished and aborted only at interpreter exit
-    (see ending.py). None if torchaos ended the job, or if the job was or would have been submitted again."""
+    (see above). None if torchaos ended the job, or if the job was submitted again, or would have been."""
     exited, started = run.exited, list(run.of_kind(Kind.JOB_STARTED))
     if not exited or (run.stopped and run.stopped.mono_s <= exited.mono_s):
         return None
@@ -156,7 +156,7 @@ def own_exit_code(run: Record) -> int | None:
 
 
 def ends_so_without_fault(run: Record) -> bool:
-    """Whether the job ended with the exit code and the last step with which it ended when no fault was injected."""
+    """Whether the job ended with the same exit code and last step as in a run without faults."""
     twins = [event.data["twin"] for event in run.of_kind(Kind.NOTE) if "twin" in event.data]
     return [own_exit_code(run), run.history.last_step] in twins
 
@@ -167,7 +167,7 @@ def timed_out(run: Record) -> bool:
 
 
 def never_ends_in_time(run: Record) -> str:
-    """A clause that says that the job ran into its time-out, as it did when no fault was injected. Empty if not."""
+    """A clause: the job ran into its time-out, as it also does without a fault. Empty if not."""
     twins = [event.data["twin"] for event in run.of_kind(Kind.NOTE) if "twin" in event.data]
     if not timed_out(run) or not any(code is None for code, _last in twins):
         return ""
@@ -205,7 +205,8 @@ def _was_ended(run: Record, left: Event) -> bool:
 
 
 def not_restarted(run: Record, then: str) -> Finding:
-    """Passed if the only attempt succeeded and no other attempt can have been missed. Otherwise inconclusive.
+    """The finding for a job that was not restarted. Passed if the only attempt succeeded and no other attempt can have
+    been missed; otherwise inconclusive.
 
     `then`: the end of the sentence "the job was not restarted, …"."""
     if sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
@@ -273,8 +274,8 @@ def said_at_the_end(run: Record, pattern: str) -> str | None:
 
 def cause_of_end(run: Record, attempt: int) -> str:
     """The name of the known failure with which an attempt ended: the last in its log that the attempt did not survive.
-    A failure that only follows from something else is named only if there is no other. Empty if there is none, or if
-    the job's last attempt ended with another error."""
+    A failure that only follows from something else counts only if there is no other. Empty if there is none, or if the
+    attempt is the job's last and ended with another error."""
     found = [e for e in run.of_kind(Kind.LOG_CAUSE) if e.attempt in (attempt, None) and not survived(run, e)]
     names = [str(event.data["cause"]) for event in found]
     own = [name for name in names if (known := BY_NAME.get(name)) is None or not known.is_consequence]
@@ -336,8 +337,8 @@ def _is_consequence(line: str) -> bool:
 
 
 def _short(line: str) -> str:
-    """The line without its middle, if it is long: the end may be the part of a path that says which checkpoint it is.
-    It is cut at the ends of words and of parts of a path."""
+    """The line, without its middle if it is too long: the end may be the part of a path that says which checkpoint it
+    is. It is cut between words, or between parts of a path."""
     if len(line) <= _LONGEST:
         return line
     half = _LONGEST // 2
@@ -346,8 +347,8 @@ def _short(line: str) -> str:
 
 
 def failed_loads(run: Record, attempt: int) -> list[str]:
-    """The checkpoints that an attempt tried to load before its first step, and could not load in the end, although they
-    exist: their paths, in order."""
+    """The paths, in order, of the checkpoints that an attempt tried to load before its first step and in the end could
+    not load, although they exist."""
     loads = _before_steps(run, attempt)
     return list(
         dict.fromkeys(checkpoint_of(load.path) for load in loads if is_failed(load, loads) and not load.missing)
@@ -361,8 +362,8 @@ def in_words(paths: Sequence[str]) -> str:
 
 
 def not_resumed(run: Record) -> str:
-    """A clause with the checkpoints that kept the job from resuming: in each attempt after the job's last step, the
-    last load of some rank failed. Empty if an attempt had no such load, as then something else kept the job from
+    """A clause about the checkpoints that kept the job from resuming: in each attempt after the job's last step, the
+    last load of some rank failed. Empty if an attempt had no such load: then something else kept the job from
     resuming."""
     made = set(run.history.executions.attempt.tolist())
     idle = [one.number for one in run.history.attempts if one.number > max(made, default=-1)]

@@ -23,7 +23,7 @@ from torchaos.harness.record.result import Case, Recovery, Verdict
 # the wait. The defaults are those of torch 2.4 to 2.15: torchrun's `--rdzv-conf` (dynamic_rendezvous.py,
 # `create_handler`), and the 30 s of `LocalElasticAgent._shutdown` at a restart, which no option changes.
 _LEAST_S, _SHARE = 3.0, 0.25  # seconds, and share of the recovery: shorter waits are not named
-_MOSTLY = 0.6  # the share of a wait that its setting must explain: a heartbeat may be one interval old when a node dies
+_MOSTLY = 0.6  # the share of a wait that its setting must explain: the last heartbeat may be one interval old
 _STOP_S = 30.0
 _KEEP_ALIVE_S, _KEEP_ALIVE_TRIES, _LAST_CALL_S = 5.0, 3.0, 30.0
 # The time-out that ended a hang, by the cause in the log.
@@ -45,7 +45,8 @@ def advice(run: Record, landing: Landing, recovery: Recovery) -> tuple[str, ...]
 
 
 def _noticing(run: Record, landing: Landing, recovery: Recovery) -> Iterator[str]:
-    """Yields a sentence if a timeout had to pass before torchelastic saw the failure. The first that passed counts."""
+    """Yields a sentence if a time-out had to pass before torchelastic saw the failure; about the time-out that passed
+    first."""
     took = _took(recovery, None, "detected")
     if not _counts(took, recovery):
         return
@@ -294,8 +295,8 @@ def came_at(first: First | None) -> tuple[float, int] | None:
 
 
 def linked(cases: Sequence[Case], findings: Sequence[Finding], faults: Sequence[Case] = ()) -> list[Case]:
-    """The cases of the assertions, each failed case with the failed case from which it follows, and each case that
-    lacks a landed fault with the case of the faults. `faults`: the case of the faults, if there is one."""
+    """The cases of the assertions. A failed case gets the name of the failed case from which it follows; a case that
+    lacks a landed fault gets that of the case of the faults. `faults`: the case of the faults, if there is one."""
     firsts = [
         finding.first if case.verdict is Verdict.FAILED else None for case, finding in zip(cases, findings, strict=True)
     ]

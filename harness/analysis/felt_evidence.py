@@ -34,9 +34,9 @@ def died(record: Record, fault: str, *codes: int) -> Evidence | None:
 
 def broke_off(record: Record, fault: str) -> Evidence | None:
     """Evidence that the job caught an exception and could not go on as before. After each landing, and before a further
-    step of the rank that was hit, the job loaded a checkpoint again and went on from there; or the rank ended with exit
-    code 0 in the middle of a step or with more steps to make; or the log showed a known error after no rank had ended a
-    step for a long time. The agents of the other ranks, or the kernel, saw it, too."""
+    step of the rank that was hit, one of these happened: the job loaded a checkpoint again and went on from there; the
+    rank ended with exit code 0 in the middle of a step, or with more steps to make; or the log showed a known error
+    after no rank had ended a step for a long time. The agents of the other ranks, or the kernel, saw it, too."""
     found = [_break(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     proofs = [proof for proof in found if proof is not None]
     if not proofs or len(proofs) < len(found):
@@ -45,7 +45,7 @@ def broke_off(record: Record, fault: str) -> Evidence | None:
 
 
 _LONG = (1.0, 10.0)  # seconds, usual steps
-_WITHIN = (Phase.BACKWARD, Phase.OPTIMIZER)  # a job that has got so far wants to end the step
+_WITHIN = (Phase.BACKWARD, Phase.OPTIMIZER)  # the job has got so far into the step that it wants to end it
 
 
 def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
@@ -75,8 +75,8 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
 
 
 def ended_before_twin(record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-    """Evidence that every rank that the fault hit ended with exit code 0, without the step that it was to make next. In
-    the first twin, the same rank made that step."""
+    """Evidence that every rank that the fault hit ended with exit code 0 and did not make its next step. In the first
+    twin, the same rank made that step."""
     hits, ends = list(record.of_fault(fault, Kind.APPLYING)), of_each(record, fault, partial(_hid_it, record))
     steps = [_not_made(record, hit, twins[0].history.executions) for hit in hits]
     if not ends or "" in steps:
@@ -94,8 +94,8 @@ def _hid_it(record: Record, hit: Event) -> Event | None:
 
 
 def _unfinished(record: Record, hit: Event) -> str:
-    """How it is known that a rank that has ended had more to do, as the end of a sentence. Empty if it is not known: a
-    rank also asks for a batch when there is none, and a model is also evaluated."""
+    """Why it is known that a rank that has ended had more to do, as the end of a sentence. Empty if it is not known: a
+    rank also asks for a batch when there is none left, and a model is also evaluated."""
     if hit.data["phase"] in _WITHIN:
         return f"in the middle of a step ({hit.data['phase']})"
     if (failed := _broke(record, hit)) is not None:
@@ -139,7 +139,7 @@ def of_each(record: Record, fault: str, find: Callable[[Event], Event | None]) -
 
 
 def _after(events: Iterable[Event], hit: Event) -> Event | None:
-    """The first of these events that came after the hit and is about the process that was hit."""
+    """The first of these events after the hit that is about the process that was hit."""
     return next((e for e in events if e.data.get("pid") == hit.data["pid"] and e.mono_s >= hit.mono_s), None)
 
 

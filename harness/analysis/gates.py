@@ -1,5 +1,5 @@
 """The gates that every fault must pass before assertions count, and the result of each fault. Pure. Two gates are here:
-that it landed as planned, and that it was outlived. Each injector decides the third: that it was felt."""
+that the fault landed as planned, and that it was outlived. The third, that it was felt, is decided by the injector."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str
 
 def _is_of_a_later_attempt(missed: Event, hits: Sequence[Event]) -> bool:
     """Whether the event comes from an attempt after the last landing: a job that a scheduler starts again may get the
-    order again."""
+    order to fire again."""
     return missed.attempt is not None and all(hit.attempt is not None and hit.attempt < missed.attempt for hit in hits)
 
 
@@ -91,7 +91,8 @@ def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
 
 
 def _is_in_step_of_agent(run: Record, at: Event, step: int) -> bool:
-    """Whether the fault came in this step by the count of the agent, which goes on when a job goes back in memory."""
+    """Whether the fault came in this step by the count of the agent, which goes on counting when a job goes back to a
+    state in memory."""
     back = any(
         part.number == at.attempt and part.after and part.started_s <= at.mono_s for part in run.history.segments
     )
@@ -294,13 +295,13 @@ def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tupl
         return (injector.felt_by_twin(run, twins, fault.id) if found is None and twins else found), ""
     except ChaosError:
         raise
-    except Exception as error:  # it may be code of a plug-in; without its proof, the fault does not count as felt
+    except Exception as error:  # this may be code of a plug-in; without its proof, the fault does not count as felt
         return None, f"the injector's own proof failed, {type(error).__name__}: {error}; report it to its author"
 
 
 def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
-    """The case of all faults. If the job did not recover from a fault and so never reached a later fault, the later
-    fault does not make the case inconclusive."""
+    """The case of all faults. A later fault that was never reached because the job did not recover from an earlier one
+    does not make the case inconclusive."""
     bad = [fault_result for fault_result in faults if fault_result.verdict is not Verdict.PASSED]
     if any(result.verdict is Verdict.FAILED for result in bad):
         bad = [result for result in bad if result.id not in never_reached]

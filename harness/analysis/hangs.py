@@ -1,5 +1,5 @@
-"""Hangs of a job. Pure. If the run had to end a hung job: how it hung, from what its ranks did at that moment. For each
-fault that held up the job: for how long, and whether the observers of hangs could see it."""
+"""Hangs of a job. Pure. If the run had to end a hung job: how it hung, shown by what its ranks did at that moment. For
+each fault that held up the job: for how long, and whether the observers of hangs could see it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SIGNS = frozenset({
     Kind.RANK_UP, Kind.AGENT_STARTED, Kind.GROUP_JOINED, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN, Kind.LOAD_END,
     Kind.LOG_STEP, Kind.LOSS,
 })  # fmt: skip
-_LEAST_S, _PAUSES = 5.0, 3.0  # a hang is longer than this, and than so many times the longest usual pause
-_LEAST_AT_START_S = 20.0  # before the first step of a job nobody knows what is usual
-_MOST = 4  # groups of ranks that do the same
+_LEAST_S, _PAUSES = 5.0, 3.0  # a hang is longer than this, and than this many times the longest usual pause
+_LEAST_AT_START_S = 20.0  # before the first step of a job, it is not known what is usual
+_MOST = 4  # the most groups of ranks that do the same and are named
 _LOOK_S = 1.0  # seconds that the observers need to read stacks and counters
 
 
 @dataclass(frozen=True)
 class Hang:
-    """`since_s`: the last sign of life of its ranks, CLOCK_MONOTONIC."""
+    """A hang at the end of a run. `since_s`: the last sign of life of its ranks, CLOCK_MONOTONIC."""
 
     attempt: int
     since_s: float
@@ -88,7 +88,7 @@ def _last_sign(run: Record, attempt: Attempt, end: Event) -> float:
 
 
 def _bound_s(run: Record, attempt: Attempt) -> float:
-    """A job without a sign of life for more than these seconds hangs. The bound follows from the usual pauses between
+    """The bound in seconds: a job without a sign of life for longer hangs. It follows from the usual pauses between
     steps or, for an attempt without a step, from the starts of the other attempts."""
     if len(run.history.executions.of_attempt(attempt.number)):
         return max(_LEAST_S, _PAUSES * _longest_pause_s(run))
@@ -212,8 +212,8 @@ def why_unseen(run: Record, stall: Stall) -> str | None:
 
 
 def too_short(run: Record, stall: Stall) -> str | None:
-    """A clause which says that the stall was shorter than the observers need to tell a hang from the usual pauses of
-    this job, and what to do. None if it was not."""
+    """A clause: the stall was shorter than the observers need to tell a hang from the usual pauses of this job, and
+    what to do. None if it was not."""
     lasted_s, needed_s = stall.until_s - stall.since_s, _needed_s(run, stall)
     if lasted_s >= needed_s:
         return None
@@ -222,7 +222,7 @@ def too_short(run: Record, stall: Stall) -> str | None:
 
 
 def let_it_last(run: Record, stall: Stall, longer_than_s: float) -> str:
-    """What to write so that the stall lasts longer than these seconds."""
+    """A clause about what to write, so that the stall lasts longer than this many seconds."""
     enough = 5 * math.floor(longer_than_s / 5) + 5
     planned = next((one for one in run.plan.faults if one.id == stall.fault), None)
     return f"write `for: {enough}s`" if planned and planned.duration_s else f"let it last {enough} s"

@@ -96,8 +96,8 @@ def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | No
 
 
 def _on_another_gpu(run: Record, fault: PlannedFault, pids: Set[int]) -> str | None:
-    """How a fault of the ranks' own GPUs missed one of them: the driver lists the rank on other GPUs than those that
-    were shown as broken. None if it does not."""
+    """How a fault of the ranks' own GPUs missed one of them, as a clause: the driver lists the rank on other GPUs than
+    those that were shown as broken. None if it missed none."""
     given = {effect.data["gpu"] for effect in run.of_fault(fault.id, Kind.EFFECT) if "gpu" in effect.data}
     if not given or fault.params.get("gpu") is not None:
         return None
@@ -121,8 +121,8 @@ def _there(run: Record, hit: Event) -> list[Event]:
 
 
 def gpus_of(run: Record, hit: Landing) -> frozenset[Gpu]:
-    """The GPUs that the landing hit: on the nodes of the ranks that it hit, the GPU that the scenario names, or else
-    each rank's own GPU. Of a node without ranks, the one that the scenario names."""
+    """The GPUs that the landing hit: on the nodes of the ranks that it hit, the GPU that the scenario names or, if it
+    names none, each rank's own GPU. On a node without ranks, the named GPU."""
     fault = next((fault for fault in run.plan.faults if fault.id == hit.fault), None)
     named = fault.params.get("gpu") if fault else None
     ups = [event for event in run.of_kind(Kind.RANK_UP) if event.data["pid"] in hit.pids]

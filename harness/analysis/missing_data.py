@@ -91,14 +91,14 @@ def why_unseen(record: Record, what: str) -> str:
 
 
 def ended_before_steps(record: Record) -> str:
-    """A clause that says that the run was ended before any step was seen. Empty if it was not."""
+    """A clause: the run was ended before any step was seen. Empty if it was not."""
     early = record.stopped and not record.ended_on_purpose and not record.history.executions
     return "the run was ended before the job's first step was seen" if early else ""
 
 
 def no_rank_found(record: Record) -> str:
-    """A clause that says that the job worked and none of its ranks was found. Empty if one was, or if the job ended
-    with an error before a step was seen."""
+    """A clause: the job worked, and none of its ranks was found. Empty if one was, or if the job ended with an error
+    before a step was seen."""
     worked = record.exit_code == 0 or record.history.highest_step() is not None
     if not worked or any(attempt.ranks for attempt in record.history.attempts):
         return ""
@@ -111,8 +111,8 @@ def no_rank_found(record: Record) -> str:
 
 
 def of_an_earlier_run(record: Record) -> str:
-    """A clause that says that the job went on from a checkpoint of an earlier run or of the twin, and so made no step.
-    Empty if it did not, or if the job has a folder of its own in each run."""
+    """A clause: the job went on from a checkpoint of an earlier run or of the twin, and so made no step. Empty if it
+    did not, or if the job has a folder of its own in each run."""
     job = record.plan.job
     if record.history.executions or any("{run}" in text for text in (*job.command, *job.env.values())):
         return ""
@@ -126,8 +126,8 @@ def of_an_earlier_run(record: Record) -> str:
 
 
 def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
-    """A clause that says why the steps of the first of these attempts have no global number: which facts were seen, and
-    which were not."""
+    """A clause: why the steps of the first of these attempts have no global number, with the facts that were seen, and
+    those that were not."""
     history, number = record.history, attempts[0]
     if history.uneven:
         return (

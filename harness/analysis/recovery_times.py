@@ -118,7 +118,7 @@ def _is_lasting(fault: PlannedFault | None) -> bool:
 
 
 def _is_in_process(fault: PlannedFault | None) -> bool:
-    """Whether the fault is over when the process that it hit has ended."""
+    """Whether the fault ends with the process that it hit."""
     return fault is not None and (fault.where == "rank" or registry.family_of(fault.inject) in ("process", "straggle"))
 
 
@@ -129,8 +129,8 @@ def on_until_s(record: Record, landing: Landing) -> float:
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
     """Why a missing recovery is no failure, as a clause: the job was finished when the fault came, or would not have
-    ended in time without it either. None if the job still had steps to make, or if its last checkpoint is not whole;
-    then it is a failure."""
+    ended in time without the fault either. None if it is a failure: the job still had steps to make, or its last
+    checkpoint is not whole."""
     if too_short := never_ends_in_time(record):
         return too_short
     reached = record.history.highest_step() or 0
@@ -226,8 +226,8 @@ def _parts(record: Record, landing: Landing, twins: Sequence[Record]) -> Recover
 
 def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None], int | None]:
     """The parts of a recovery within the attempt that was hit, and the number of lost steps. In such a recovery, the
-    attempt loaded a checkpoint again, or put back a state that it kept in memory, and continued from it. When it put
-    back a state in memory is not seen. No parts and 0 steps if it did neither."""
+    attempt loaded a checkpoint again, or put back a state that it had kept in memory (the time of that is not seen),
+    and continued from it. No parts and 0 steps if it did neither."""
     back = put_back(record, landing)
     if not back:
         return {}, 0

@@ -1,7 +1,7 @@
 """Judges a job of several replicas, each with its own torchrun.
 
-An assertion that can do this has a method `judge_replicas`; often it calls one of the functions here. Any other
-assertion is inconclusive for such a job, because it would mix up the ranks of different torchruns."""
+An assertion that can judge such a job has a method `judge_replicas`, which often calls one of the functions here. Any
+other assertion is inconclusive for such a job, because it would mix up the ranks of different torchruns."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ Parts = Mapping[int, tuple[Record, Sequence[Record]]]  # by number: of the run, 
 
 
 def ranks_alone(run: Record, twins: Sequence[Record]) -> Parts:
-    """The ranks, each as a job of its own, if they have no common step after a restart, because they make different
-    numbers of steps. Empty if they have one, or if a rank's own state or file does not show from which of its own steps
-    it went on."""
+    """If the ranks have no common step after a restart, because they make different numbers of steps: each rank as a
+    job of its own. Empty if they have a common step, or if a rank's own state or file does not show from which of its
+    own steps it went on."""
     if not (run.history.uneven and run.history.unplaced):
         return {}
     if not all(_is_shown(attempt) for own in run.of_ranks.values() for attempt in own.history.attempts):
@@ -118,8 +118,8 @@ def _wrong_s(part: Record, finding: Finding) -> float:
 
 
 def as_one_job(run: Record) -> Record:
-    """The replicas as one job whose number of ranks changes: as long as the same replicas make the steps, it is one
-    attempt. It has the steps that count, and no other event of steps, samples or checkpoints."""
+    """The replicas as one job whose number of ranks changes: as long as the same replicas make the steps, they are one
+    attempt. The record has only the steps that count, and no other event of steps, samples or checkpoints."""
     of_step: dict[int, list[Execution]] = {}
     for number, part in enumerate(run.of_replicas):
         first = ranks_of(run.plan.job, number).start

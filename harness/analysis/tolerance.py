@@ -121,18 +121,18 @@ class Quantity:
         return max((self.apart(self.read(ours[r]), self.read(theirs[r]), typical) for r in common), default=0.0)
 
 
-_FLOAT32 = 2e-7  # about three units in the last place
+_FLOAT32 = 2e-7  # about three units in the last place of a float32
 LOSS = Quantity("loss", lambda execution: execution.losses, _largest, _FLOAT32, "losses")
 RATE = Quantity("learning rate", lambda execution: execution.lr, _largest, 1e-9, "lr")  # closed form, or step by step
 WEIGHTS = Quantity(
     "parameters", lambda execution: execution.sketch, _of_sketches, 3e-8
-)  # half of the last bit in each parameter
+)  # half of the last bit of each parameter
 
 
 ROUNDING = 1e-5  # relative: float32 sums differ by about 1e-7 at first, which stays below this for about 100 steps
 LOW_PRECISION = 2**-7  # relative: the last bit of a bfloat16
 _ROUNDING_GROWTH = 100.0  # the largest factor by which rounding may grow from a step to the next
-_MANY = 3  # ranks: the least number for which a sum has several orders
+_MANY = 3  # the fewest ranks for which a sum has several orders
 
 
 def rounds_on(world: int) -> bool:
@@ -197,7 +197,7 @@ def but_for_rounding(largest: float, history: History) -> str:
     return f"equal except for rounding, at most {largest:.1g}, {since}: after a restart, {who} sum in another order"
 
 
-LIKE = 1e-3  # in updates: rounding adds at most this to the distance from the twin in a step
+LIKE = 1e-3  # in updates: in one step, rounding adds at most this to the distance from the twin
 OTHER = 0.03  # in updates: a step that adds more made another update, even if gradients are summed in bfloat16
 PUT_BACK = 3e-7  # relative to the norm: loaded parameters may be off by the last bit of a float32
 _DRIFT_GROWTH = 100.0  # a distance that grew by more than this factor in a step did not grow by rounding
@@ -242,7 +242,7 @@ class Drift:
 
     farthest: float  # largest distance from the twin, relative to the norm
     other: int | None  # the first global step that made another update
-    unclear: int | None  # the first step that added more than rounding adds, and less than another update adds
+    unclear: int | None  # the first step that added more than rounding can add, and less than another update would
 
 
 def drift(ours: Steps, theirs: Steps) -> Drift | None:
@@ -345,8 +345,8 @@ def distances(ours: Steps, twins: Sequence[Steps], of: Quantity, typical: float)
 
 
 def certainly_beyond(found: Mapping[int, float], tolerance: Tolerance) -> int | None:
-    """The first step from which on a run certainly differs from its twins: at least three steps are beyond CERTAIN
-    spreads, and at least half of all steps from there on are beyond the allowed difference. None if there is no such
+    """The first step from which on a run certainly differs from its twins: from there on, at least three steps are
+    beyond CERTAIN spreads, and at least half of all steps are beyond the allowed difference. None if there is no such
     step. `found`: relative differences by step."""
     judged = [step for step in sorted(found) if math.isfinite(tolerance.allowed(step))]
     beyond = [step for step in judged if found[step] > tolerance.allowed(step, CERTAIN)]

@@ -54,7 +54,7 @@ SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, 
 
 
 def harm_of(name: str) -> Harm:
-    """What it means for the job that the case of this assertion, or of a split brain, fails."""
+    """What the failure of this assertion, or of the case of a split brain, means for the job."""
     if name == SPLIT_BRAIN:
         return Harm.WRONG_RESULT
     declared = registry.find("assertions", name).harm
@@ -167,7 +167,7 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
 
 
 def _is_left_open(finding: Finding, run: Record) -> bool:
-    """Whether a failure may be only due to the early end of the run: nothing shows that anything was wrong before."""
+    """Whether a failure may be due only to the early end of the run: nothing shows that anything was wrong before."""
     if finding.outcome is not Outcome.FAILED or not (run.stopped and ended_from_outside(run)):
         return False
     if finding.at_s is not None and finding.at_s < run.stopped.mono_s:
@@ -221,10 +221,11 @@ def _overall(
     firsts: Mapping[str, First | None],
 ) -> tuple[Verdict, str, str]:  # fmt: skip
     """Verdict, reason, and the case that decided. `mixed`: why it is not known which step belongs to which rank; None
-    if this is known. `firsts`: what was wrong first, by assertion. Of failures that follow from no other, the one that
-    went wrong first leads. If a fault did not land or was not felt, everything is inconclusive. So is a run
-    whose journal has missing or unreadable lines, because their contents are not known. Otherwise failed comes before
-    inconclusive."""
+    if this is known. `firsts`: by assertion, what was wrong first.
+
+    The first of these decides: the run was ended early; the journal has missing or unreadable lines, so its contents
+    are not known; a split brain; `mixed`; a fault that did not land or was not felt; a failed case; an inconclusive
+    case. Of failed cases that follow from no other, the one that went wrong first decides."""
     stopped = run.stopped.data if run.stopped else None
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
     proved = all(fault.proved for fault in faults)

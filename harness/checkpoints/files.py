@@ -117,7 +117,7 @@ class Local:
                 os.close(self._fds.popitem()[1])
 
     def _fd(self, path: str) -> int:
-        """A new file descriptor for the caller, because another thread may close the stored one."""
+        """A new file descriptor for the caller, because another thread may close the one that is kept."""
         with self._lock:
             fd = self._fds.pop(path, None)
             if fd is None:

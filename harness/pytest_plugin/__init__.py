@@ -153,7 +153,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(name, found, indirect=True, ids=[one.name for one in found])
 
 
-RAN = pytest.StashKey[bool]()  # in a test: its fixture was asked for the run
+RAN = pytest.StashKey[bool]()  # in a test: its fixture has asked for the run
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,5 +1,5 @@
 """What the names of checkpoints and of their files show: the step, the name that a file has when it is complete, and
-which of several files holds the model. A name is a hint: what was recorded of a file goes before it."""
+which of several files holds the model. A name is only a hint: what was recorded of a file counts more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _STEP_IN_NAME = re.compile(
     r"(?:step|iter(?:ation)?|checkpoint|ckpt|(?<![a-z\d])ba)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
 )
 # A name that a checkpoint has until it is complete: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
-# `part` and `partial` may also be of the name itself, as in partial_0.pt or model_part_1.pt, which are files of ranks.
+# `part` and `partial` may also belong to the name itself, as in partial_0.pt or model_part_1.pt, which are files of
+# ranks.
 _WORDS, _PART = "(?:tmp|temp|incomplete|inprogress)", "part(?:ial)?"
 _UNFINISHED = re.compile(
     rf"^[._~-]*(?:{_WORDS}[._-]+(?=\w)|{_PART}[._-]+(?=step|iter|epoch|checkpoint|ckpt|global))|^[.~]+(?=\w)"
@@ -51,7 +52,8 @@ def final_path(path: str) -> str:
 
 
 def may_be_whole(path: str) -> bool:
-    """Whether a name may be that of a whole checkpoint: neither of one that is not complete, nor of a part of one."""
+    """Whether a name may be that of a whole checkpoint. It is not if it marks an unfinished checkpoint, or a part of
+    one."""
     return final_path(path) == path and not _IS_PART.search(posixpath.basename(path))
 
 
@@ -80,8 +82,8 @@ _COPY = re.compile(r"best|(^|[._-])ema([._-]|\d|$)", re.I)
 
 
 def name_of_all(paths: Sequence[str], others: Iterable[str] | None = None) -> str:
-    """The name of a checkpoint with these files: of its folder, if that holds several files and nothing else.
-    `others`: the paths of other checkpoints; None: not known."""
+    """The name of a checkpoint with these files. It is the name of its folder, if that holds several files, and nothing
+    else. `others`: the paths of other checkpoints; None: not known."""
     main = main_of(paths)
     folder = posixpath.dirname(main)
     alone = others is not None and len(set(paths)) > 1 and {*map(posixpath.dirname, paths)} == {folder}
@@ -101,5 +103,5 @@ def is_copy(path: str) -> bool:
 
 
 def main_first(path: str) -> tuple[bool, bool]:
-    """A key that sorts the file of a model before copies of it, and these before files that lie beside a model."""
+    """A sort key: first the file of a model, then copies of it, then files that lie beside a model."""
     return bool(_BESIDE.search(posixpath.basename(path))), is_copy(path)

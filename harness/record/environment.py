@@ -20,8 +20,8 @@ from torchaos.harness.record.plan import Plan
 
 
 def resolve_program(name: str, cwd: Path) -> str:
-    """The absolute path of a command's program. It is searched like in a shell, and then beside torchaos's own Python
-    (for a virtual environment that was not activated). Raises UsageError if it is not found."""
+    """The absolute path of a command's program. Searches like a shell, and then beside torchaos's own Python (for a
+    virtual environment that was not activated). Raises UsageError if it is not found."""
     found = shutil.which(name if "/" not in name else str(cwd / name)) or shutil.which(
         name, path=str(Path(sys.executable).parent)
     )

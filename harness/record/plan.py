@@ -67,7 +67,7 @@ class After:
     state: str = "applied"  # applied, felt, recovered, rolled_back
     checkpoints: int = 0  # the trigger also waits until this many checkpoints have been saved since
     not_before_s: float = 0.0  # with `fault`: at least so many seconds after the launch
-    lethal: bool = False  # the target of that fault dies from it, at once or later
+    lethal: bool = False  # the target of that fault dies of it, at once or later
     lasting: bool = False  # that fault is undone during the run; a recovery can only come after that
 
 
@@ -176,7 +176,7 @@ class Plan:
         return read_as(cls, _without_old_keys(path.read_bytes()))
 
 
-_OLD_SETTINGS = ("container", "hosts", "pods", "slurm")  # had keys of their own in the job of a plan
+_OLD_SETTINGS = ("container", "hosts", "pods", "slurm")  # these had keys of their own in the job of an older plan
 
 
 def _without_old_keys(text: bytes) -> bytes | str:
@@ -271,7 +271,7 @@ def seconds_in_words(seconds: float | None) -> str:
 
 
 def rounded(seconds: float) -> str:
-    """Seconds with the digits that reports show, whatever the length: two, or none of a whole number."""
+    """Seconds with the digits that reports show: two decimals, or none for a whole number, whatever the size."""
     return f"{seconds:.2f}".removesuffix(".00") + " s"
 
 

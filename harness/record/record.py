@@ -58,8 +58,8 @@ class Record(RunEvents):
 
     @cached_property
     def of_ranks(self) -> Mapping[int, Record]:
-        """The record of each rank, as of a job of one rank: for a job whose ranks make different numbers of steps, so
-        that a step has a number on each rank alone."""
+        """The record of each rank, as if the rank were a job: for a job whose ranks make different numbers of steps,
+        where a step number means something only on one rank."""
         ranks = sorted({rank for attempt in self.history.attempts for rank in attempt.ranks})
         events: dict[int, list[Event]] = {rank: [] for rank in ranks}
         for event in self.events:
@@ -81,8 +81,8 @@ class Record(RunEvents):
 
     @cached_property
     def stopped(self) -> Event | None:
-        """The event that says why the run was ended before the job ended by itself. None if there is none. The job may
-        still have saved, and may have ended with exit code 0."""
+        """The event that says why torchaos ended the run before the job ended. None if there is none. The job may still
+        have saved, and may have ended with exit code 0."""
         return next(self.of_kind(Kind.STOPPED), None)
 
     @property
@@ -105,8 +105,8 @@ class Record(RunEvents):
 
 
 def _log_end(folder: RunDir) -> tuple[str, ...]:
-    """The ends of the last submission's logs; empty if there are none. If each node has a log: what all nodes wrote up
-    to the failure of an attempt, and then what they wrote after it, counted from the end."""
+    """The ends of the last submission's logs; empty if there are none. If each node has a log: for each failure of an
+    attempt, counted from the end, what all nodes wrote up to it, and then what they wrote after it."""
     submissions = defaultdict[int, list[Path]](list)
     for path in sorted(folder.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name)):
         if (number := path.name[len("job-") :].partition(".")[0]).isdecimal():
@@ -149,8 +149,8 @@ def events_of(events: Iterable[Event], job: PlannedJob, replica: int) -> Iterato
 
 
 def _with_peers(parts: list[Record]) -> list[Record]:
-    """The records of replicas, each with the steps of those that began before it; of all others, if that is not enough
-    to place its steps."""
+    """The records of replicas. Each has, as `peers`, the steps of the replicas that began before it; if that is not
+    enough to give its steps global numbers, those of all others."""
     begun = {number: part.history.executions.first_s() or inf for number, part in enumerate(parts)}
     done: dict[int, Executions] = {}
     for number in sorted(begun, key=begun.__getitem__):

@@ -113,11 +113,12 @@ class Recovery:
     # The ranks that the fault hit and of which no later step was seen, although the job came to its end.
     unseen: tuple[int, ...] = ()
     cut_off: bool = False  # the run was ended, from outside, before the job had caught up
-    unplaced: bool = False  # it is not known which global steps the job made, so nor when it caught up
+    unplaced: bool = False  # it is not known which global steps the job made, so it is not known when it caught up
 
 
 def each_restart(recoveries: Iterable[Recovery]) -> list[Recovery]:
-    """One recovery for each restart: of several that ended with the same first step, the one with most lost steps."""
+    """One recovery for each restart: of several recoveries that ended with the same first step, the one with the most
+    lost steps."""
     found: dict[object, Recovery] = {}
     for number, one in enumerate(recoveries):
         first = one.parts.get("first_step")

@@ -66,8 +66,8 @@ class Checkpoints:
                 shutil.rmtree(partial)
 
     def ready(self, step: int) -> None:
-        """Wait until the last save is over, whether it failed or not. Until then its collectives need the group: those
-        of the training thread would mix with them."""
+        """Wait until the last save is over, whether it failed or not: its collectives need the group until then, and
+        would mix with those of the training thread."""
         try:
             self.wait()
         except (OSError, CheckpointException) as error:
@@ -198,8 +198,8 @@ class Rng:
 
 
 class Preemption:
-    """Remembers a notice until the step is over: SIGTERM, to save and leave; SIGUSR1, to save and go on, since worse
-    may follow. Ranks receive it at different times, so they have to agree on it."""
+    """Remembers a notice until the step is over. SIGTERM: save and leave. SIGUSR1: save and go on, because worse may
+    follow. Ranks receive the signal at different times, so they have to agree on it."""
 
     def __init__(self) -> None:
         self.leave = self.save = False
@@ -215,10 +215,10 @@ class Doubtful(RuntimeError):
 
 
 class Guard:
-    """Finds numbers that can't be right: a loss that is not finite or over 1.5 × its rolling mean, or a gradient
-    norm over 10 × its own. The job then starts again from its checkpoint. A fault in the hardware usually does not come
-    back. A fault in the data or the code comes back, and ends the job when its restarts are used up. The means are part
-    of the state, so that the guard decides alike after a restart."""
+    """Finds numbers that can't be right: a loss that is not finite or over 1.5 × its rolling mean, or a gradient norm
+    over 10 × its own rolling mean. The job then starts again from its checkpoint. A fault in the hardware usually does
+    not come back. A fault in the data or the code comes back, and ends the job when its restarts are used up. The means
+    are part of the state, so that the guard decides in the same way after a restart."""
 
     RISE, FACTOR = 1.5, 10.0
     LOSS_MEMORY, MEMORY = 0.99, 0.95  # a loss rises slowly, and its mean must not follow
@@ -227,7 +227,8 @@ class Guard:
         self.mean = self.loss = math.inf  # nothing is refused before there is a mean
 
     def doubts(self, loss: float) -> bool:
-        """Whether the loss can't be right. It comes from the weights, and the gradient is only what they would get."""
+        """Whether the loss can't be right. A wrong loss means that the weights may be wrong already; a wrong gradient
+        would only be applied next."""
         return not math.isfinite(loss) or loss > self.RISE * self.loss
 
     def suspects(self, loss: float, norm: float) -> bool:

@@ -110,9 +110,9 @@ class Text(Dataset[Tensor]):
 
 
 class GlobalBatches(Sampler[list[int]]):
-    """This rank's part of each global batch. The order of all samples depends only on the seed and the epoch, so that
-    another number of ranks continues with the same global batches. `position` counts the batches that were trained on;
-    the iterator may have read more. `shares`: how many samples each rank gets; they may change between two batches."""
+    """This rank's part of each global batch. The order of all samples depends only on the seed and the epoch, so
+    another number of ranks continues with the same global batches. `position`: how many batches were trained on; the
+    iterator may have read more. `shares`: how many samples each rank gets; this may change between two batches."""
 
     def __init__(self, samples: int, batch_size: int, seed: int) -> None:
         self.samples, self.batch_size, self.seed, self.position = samples, batch_size, seed, 0
@@ -188,8 +188,8 @@ class Kept:
 
 
 class Run:
-    """All the state that a step of training changes, and the step itself. `parts` is the state that a checkpoint has to
-    hold; `early`, those parts that a step changes before the weights, as they were when it began."""
+    """All the state that a training step changes, and the step itself. `parts`: the state that a checkpoint has to
+    hold. `early`: the parts that a step changes before the weights, as they were when the step began."""
 
     def __init__(self, args: argparse.Namespace, parallel: Parallel, device: torch.device) -> None:
         torch.manual_seed(args.seed)  # the same parameters on all ranks
@@ -217,7 +217,7 @@ class Run:
         self.begin(0)
 
     def begin(self, done: int) -> None:
-        """The next step begins, after `done` steps."""
+        """Begin the next step. `done`: how many steps are done."""
         self.done, self.began = done, time.monotonic()
         self.early: dict[str, Stateful] = {name: Kept(self.parts[name]) for name in self.changes_early}
 

@@ -1,6 +1,6 @@
-"""The GPT of gpt_ddp.py, which saves little and often: one checkpoint in FULL_EVERY holds everything, and each of the
-others only which bits have changed since the one before it. A checkpoint is loaded only if all on which it builds are
-what was written."""
+"""The GPT of gpt_ddp.py with delta checkpoints, which are small: one checkpoint in FULL_EVERY holds everything, and
+each of the others only the bits that have changed since the one before. A checkpoint is loaded only if all checkpoints
+on which it builds are as they were written."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Deltas(Checkpoints):
         return None
 
     def chain(self, name: str) -> list[str]:
-        """Raises an error if a file of a link is missing, or is not what was written."""
+        """Raises an error if a file of a link is missing, or is not as it was written."""
         manifest = read(self.folder / name)
         for file, known in manifest["files"].items():
             if digest(self.folder / name / file) != known:
@@ -113,7 +113,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def changed(old: Any, new: Any) -> Any:
-    """Which bits of each float32 tensor differ; everything else as it is in `new`. Done again, it gives `new` back."""
+    """The bits of each float32 tensor that differ; everything else as it is in `new`. Called again on the result, it
+    gives `new` back."""
     before, (after, tree) = dict(tree_flatten_with_path(old)[0]), tree_flatten_with_path(new)
     return tree_unflatten([_bits(before.get(path), now) for path, now in after], tree)
 

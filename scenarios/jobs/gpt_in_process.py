@@ -37,7 +37,7 @@ def begin(call: CallWrapper) -> None:
 
 class AbortGloo(Abort):  # type: ignore[misc]
     """Leaves the process groups, as the extension's own class does with those of NCCL. gloo wakes no rank that waits
-    for another: it waits for the time-out, and is not to be ended by its own watch meanwhile."""
+    for another: such a rank waits for the time-out, and its own watch must not end it meanwhile."""
 
     def __call__(self, state: FrozenState) -> FrozenState:
         watch(None)

@@ -62,8 +62,8 @@ class Shares(Sampler[list[int]]):
 
 
 def add_up(manager: Manager, model: torch.nn.Module) -> None:
-    """The gradients of the replicas that take part are added up. (In torchft 0.2.0, a replica whose model is in its
-    DistributedDataParallel dies with the one that it waits for: an assertion in the hook fails.)"""
+    """Adds up the gradients of the replicas that take part. (In torchft 0.2.0, a replica whose model is in its
+    DistributedDataParallel dies with the replica for which it waits: an assertion in the hook fails.)"""
     parts = [part for part in model.parameters() if part.grad is not None]
     whole = torch.cat([part.grad.flatten() for part in parts if part.grad is not None])
     manager.allreduce(whole, reduce_op=ReduceOp.SUM).wait()
@@ -72,7 +72,7 @@ def add_up(manager: Manager, model: torch.nn.Module) -> None:
 
 
 class State:
-    """All that a step changes, as a replica gives it to another."""
+    """All that a step changes, in the form in which a replica gives it to another."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
         self.parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
@@ -120,7 +120,7 @@ def train(
     batches = iter(DataLoader(text, batch_sampler=shares, generator=torch.Generator()))
     most = int(os.environ["NUM_REPLICA_GROUPS"])
     while manager.current_step() < args.steps:
-        optimizer.zero_grad()  # the replicas agree on who takes part, and one that is behind is given the state
+        optimizer.zero_grad()  # the replicas agree on who takes part; one that is behind gets the state
         step, share = manager.current_step(), next(batches)
         loss = model(share)
         loss.backward(torch.full_like(loss, len(share) / args.batch_size))

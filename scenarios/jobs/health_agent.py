@@ -49,7 +49,7 @@ AGAIN_S = 60.0  # a GPU that goes on like this makes no job save more often
 LOGGED = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\): (\d+)")  # of the driver
 DCGM_XID = "230"  # field: the last Xid
 ENDED = re.compile(rb"failed \(exitcode: (-?\d+)\)")  # torchrun's line about the first rank of this node that failed
-# Signals by which a machine ends a rank. One whose peer is gone ends by an exception, or aborts.
+# Signals by which a machine ends a rank. A rank whose peer is gone ends by an exception, or aborts.
 KILLED = {-signal.SIGILL, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGKILL, -signal.SIGSEGV}
 
 
@@ -199,7 +199,7 @@ def watch(job: int, tell: int, *more: str) -> None:
                     saved_s[gpu] = looked
                     print(f"health agent: GPU {gpu}: {corrected[gpu]} errors were corrected; time to save", flush=True)
                     for pid in ranks_on(gpu, uuids[gpu], job):
-                        if _catches(pid, signal.SIGUSR1):  # a rank that only starts would die of it
+                        if _catches(pid, signal.SIGUSR1):  # a rank that has only just started would die of it
                             os.kill(pid, signal.SIGUSR1)
             bad &= {gpu for gpu, why in states.items() if why}  # a GPU that is well again may turn bad again
         for gpu, why in reasons.items():
@@ -296,8 +296,8 @@ def _notes(nvml: Any, gpu: int) -> list[str]:
 
 
 def ranks_on(gpu: int, uuid: str, job: int) -> list[int]:
-    """The rank processes below the job that use this GPU: local rank N uses GPU N, or the Nth that is visible to it,
-    or the only one."""
+    """The rank processes below the job that use this GPU. Local rank N uses GPU N, or the Nth GPU that is visible to
+    it, or the only one."""
     parents, found = {}, []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,9 +1,9 @@
-"""Saves what the last whole step has left, when a job can't go on: at an exception, and when a step does not end. Plain
-PyTorch; copy it.
+"""Saves the state after the last whole step when a job can't go on: at an exception, and when a step does not end.
+Plain PyTorch; copy it.
 
-A rank in trouble can't save alone: the others wait for it in a collective. So each rank has a thread that waits for
-word in the store at which the ranks met. Whoever is in trouble gives the word, and the threads save together, in a
-process group of their own, while the others' training still waits. Then the job ends, and starts again."""
+A rank in trouble can't save alone: the others wait for it in a collective. So each rank has a thread that waits for a
+word in the store at which the ranks met. The rank in trouble gives the word, and the threads save together, in a
+process group of their own, while the training of the others still waits. Then the job ends, and starts again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOK_S, PATIENCE_S = 0.05, 5.0
 
 
 class Training(Protocol):
-    """What LastSave has to know of the training."""
+    """What LastSave needs to know of the training."""
 
     model: nn.Module
     done: int  # steps
@@ -33,7 +33,7 @@ class Training(Protocol):
 
 
 class LastSave(threading.Thread):
-    """`with LastSave(...):` around the training. `late_s`: a step that takes longer is taken to hang."""
+    """A context manager around the training. `late_s`: a step that takes longer counts as a hang."""
 
     def __init__(self, training: Training, checkpoints: Checkpoints, late_s: float) -> None:
         super().__init__(daemon=True)
@@ -79,8 +79,8 @@ class LastSave(threading.Thread):
             os._exit(1)
 
     def save(self, step: int) -> bool:
-        """Whether all ranks have saved. The lock is kept: no step may change what is saved. Replicas that differ are
-        not worth it."""
+        """Save the state. Returns whether all ranks have saved. The lock is kept, because no step may change what is
+        saved. Nothing is saved if replicas differ."""
         whole = self.training.changing.acquire(timeout=PATIENCE_S) and self.training.done == step > 0
         self.checkpoints.ready(step)
         if not self.all_of_us("whole", whole) or not replicas_agree(self.training.model, self.checkpoints.group):
@@ -91,7 +91,7 @@ class LastSave(threading.Thread):
         return self.all_of_us("saved", True)
 
     def all_of_us(self, what: str, ok: bool) -> bool:
-        """Whether every rank says so. A rank that says nothing in time does not."""
+        """Whether every rank says yes. A rank that says nothing in time counts as no."""
         number, end = self.store.add(f"{self.word} {what}", int(ok)), time.monotonic() + PATIENCE_S
         while number < dist.get_world_size() and time.monotonic() < end:
             time.sleep(LOOK_S)

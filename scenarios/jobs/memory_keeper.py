@@ -1,9 +1,9 @@
-"""Runs a command on a node, and keeps in its own memory what the ranks of the job copy to it, until the command ends:
+"""Runs a command on a node, and until it ends keeps in its own memory what the ranks of the job copy to it:
 memory_keeper.py COMMAND... Plain Python; copy it.
 
-A rank that is killed takes no copy with it, and a node takes those with it that no other node has. The ranks find this
-process by MEMORY_KEEPER, its port. Whoever reaches the port can read and replace the copies: only for networks that the
-job trusts."""
+A rank that is killed takes no copy with it. A node that dies takes those copies with it that no other node has. The
+ranks find this process by MEMORY_KEEPER, its port. Whoever reaches the port can read and replace the copies: only for
+networks that the job trusts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Keeper:
     port: int
 
     def put(self, step: int, rank: int, data: bytes) -> None:
-        """Keep a rank's part of the state after a step, besides those of KEPT - 1 steps before it. A part that was not
-        sent to its end is not kept."""
+        """Keep a rank's part of the state after a step, and those of the KEPT - 1 steps before it. A part that was not
+        sent completely is not kept."""
         self._ask({"do": "put", "step": step, "rank": rank, "size": len(data)}, data)
 
     def parts(self) -> list[tuple[int, int]]:

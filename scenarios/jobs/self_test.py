@@ -1,5 +1,5 @@
-"""Computes what is known beforehand on each GPU of this node, or on its CPU if it has none. The exit code is 1 if an
-answer is wrong: some faults of a device are reported by nobody. Plain PyTorch; copy it."""
+"""Computes something with a known answer on each GPU of this node, or on its CPU if it has none. The exit code is 1 if
+an answer is wrong: some faults of a device are reported by nobody. Plain PyTorch; copy it."""
 
 from __future__ import annotations
 

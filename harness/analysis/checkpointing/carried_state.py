@@ -1,10 +1,10 @@
-"""Did a resume restore the state? Compares the state with which an attempt began with the state with which the job went
-on after its save, or, if the job died before that, with the state that was saved.
+"""Did a resume restore the state? The state with which an attempt began is compared with the state with which the job
+went on after its save or, if the job died before that, with the state that was saved.
 
 The state is compared by name (restored_state.py). In a run without such a record, the check sums of all parameters and
-of all moments are compared. No twin is needed, and the number of ranks may change. The check sums
-(protocol/check_sums.py) add up over the ranks that share the parameters, so the sum of eight ranks before a resume is
-comparable with the sum of six ranks after it.
+of all moments are compared. No twin is needed, and the number of ranks may change: the check sums
+(protocol/check_sums.py) add up over the ranks that share the parameters, so the sum of eight ranks before a resume can
+be compared with the sum of six ranks after it.
 
 A state may also be mixed from two steps: the job went on from the step that the loaded file claims, with that step's
 data or counters, but its weights are those after another step. A thread that writes the live tensors while the training
@@ -48,7 +48,7 @@ _RESTORED = {"parameters": "restored", "moments": "restored_moments"}
 
 @dataclass(frozen=True)
 class Carried:
-    """One resume, and whether each state was equal before and after it. None: it was not seen."""
+    """One resume, and whether each part of the state was the same before and after it. None: this was not seen."""
 
     attempt: Attempt  # the attempt that resumed
     saver: Attempt  # the last earlier attempt that did the step from which `attempt` resumed
@@ -57,13 +57,13 @@ class Carried:
     frozen: bool | None = None
     buffers: bool | None = None
     others: tuple[Other, ...] = ()  # the parts of the state that are not as they were
-    after: Mapping[str, int] = field(default_factory=dict)  # by name of a lost state: the step that it is of instead
+    after: Mapping[str, int] = field(default_factory=dict)  # by name of a lost part: the step from which its values are
     moved: Mapping[str, Mapping[int, int]] = field(default_factory=dict)  # see `_of_other_ranks`
     no_moments: bool = False  # no moments were seen, before the resume and after it
-    all_trained: bool = False  # `frozen` are trained too, by the optimizer of another rank, or of a plain class
+    all_trained: bool = False  # `frozen` ones are trained too, by the optimizer of another rank, or of a plain class
     after_forward: bool = False  # the buffers were read after the first forward, which may write into them
     trained: str = ""  # which other parameters are trained than before
-    generators: str = ""  # what was seen of the generators that the forward draws from and that are not as they were
+    generators: str = ""  # changed generators that the forward draws from: what was seen of them
 
     @property
     def step(self) -> int:
@@ -94,7 +94,7 @@ class Carried:
         ]  # fmt: skip
 
     def instead(self, *names: str) -> str:
-        """What these states ("parameters", "moments") are instead of what they should be, as a clause."""
+        """What these parts of the state ("parameters", "moments") are instead of what they should be, as a clause."""
         moved = {rank: of for name in names for rank, of in self.moved.get(name, {}).items()}
         if moved:
             return "; ".join(f"on rank {rank} they {said('of a rank', rank=of)}" for rank, of in sorted(moved.items()))
@@ -113,8 +113,8 @@ class Carried:
 
 
 def carried_into(run: Record, attempt: int, after: int = 0) -> Carried | None:
-    """The state that was restored by the resume with which the attempt began, or its segment after so many steps. None
-    if it resumed from no step of this run."""
+    """What the attempt restored with the resume with which it began; with `after`, its segment after so many steps.
+    None if it resumed from no step of this run."""
     found = (carried for carried in resumes_carried(run) if carried.attempt.segments[0].after == after)
     return next((carried for carried in found if carried.attempt.number == attempt), None)
 
@@ -129,9 +129,9 @@ def _parts(run: Record) -> list[Attempt]:
 
 
 def _resumes(run: Record, part: Segment) -> bool:
-    """Whether the segment began with an attempt, or because the job went back to an earlier state after a fault: it
-    loaded a checkpoint, or put back at once what it had kept in memory. To go back may else be a part of the
-    program."""
+    """Whether the segment is a resume: it began with an attempt, or because the job went back to an earlier state after
+    a fault (it loaded a checkpoint, or at once put back what it had kept in memory). Without a fault, going back may be
+    part of the program."""
     if run.history.begins_attempt(part):
         return True
     if part.in_memory:
@@ -141,8 +141,9 @@ def _resumes(run: Record, part: Segment) -> bool:
 
 
 def _is_at_once(run: Record, part: Segment) -> bool:
-    """Whether the job went back as the first thing after a fault, before a further step of the rank that was hit. When
-    it put back a state that it had kept in memory is not seen: it was before the end of the next step."""
+    """Whether the job went back as the first thing after a fault, before a further step of the rank that was hit. For a
+    state that was kept in memory, the time of going back is not seen, only that it was before the end of the next
+    step."""
     steps = run.history.executions.of_attempt(part.number)
     first_s = run.history.of_segment(part.number, part.after).first_s()
     until = first_s if part.in_memory and first_s is not None else part.started_s
@@ -155,8 +156,8 @@ def _is_at_once(run: Record, part: Segment) -> bool:
 
 def resumes_carried(run: Record) -> Iterator[Carried]:
     """Yields a `Carried` for each resume from a step that this run had done, in order: with a new attempt, or within an
-    attempt that loaded a checkpoint again after a fault. If steps came between the fault and that load, it is only
-    known to be a resume if it restored everything."""
+    attempt that loaded a checkpoint again after a fault. If steps came between the fault and that load, it counts as a
+    resume only if it restored everything."""
     for carried in _resumes_carried(run):
         part = carried.attempt.segments[0]
         doubtful = carried.lost or carried.parameters is None or carried.moments is None
@@ -191,7 +192,7 @@ class _Compared:
     ) -> None:  # fmt: skip
         self._sums, self._attempt, self._saver, self._first, self._saved = sums, attempt, saver, first, saved
         self._base = attempt.base or 0
-        self._next = _of(run.history, saver, self._base + 1)  # what the saver did after its save, if it still did
+        self._next = _of(run.history, saver, self._base + 1)  # what the saver did after its save, if it did anything
         self._same = _same(first, self._next)
         self._begun = begun_with(run, attempt.number, self._base, attempt.started_s)
         self._begun.others = [other for other in self._begun.others if not self._is_harmless(other)]
@@ -218,7 +219,7 @@ class _Compared:
         )  # fmt: skip
 
     def _with_step(self, other: Other) -> Other:
-        """Says of what step a part is of which only that is not known: the check sum of all parts may show it."""
+        """Completes a part of which the step is not known: the check sum of all parts may show the step."""
         step = self._of.get(other.quantity)
         known = step is not None and step != self._base and other.holds == said("others")
         return replace(other, holds=said("after", step=step)) if known else other
@@ -229,8 +230,8 @@ class _Compared:
         return unused or (self._same and _is_scratch(other, self._begun))
 
     def _restored(self, name: str) -> bool | None:
-        """Whether the parameters, or the moments, were restored: as the next step shows it, by name, or else by their
-        check sums. None: it was not seen."""
+        """Whether the parameters, or the moments, were restored: shown by the next step, by name, or by their check
+        sums. None: it was not seen."""
         equal = self._begun.equal(name)
         if self._same:
             return name == "parameters" or equal is not False
@@ -253,8 +254,8 @@ class _Compared:
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:
-    """The last step before this resume after which each rank had the values of `name` with which it began this
-    attempt. None if it is not known, or if there are no values: the optimizers of plain classes are not in the sums."""
+    """The last step before this resume after which each rank had the values of `name` with which it began this attempt.
+    None if it is not known, or if there are no values: the sums leave out the optimizers of plain classes."""
     if None in restored.values() or all(map(is_of_nothing, restored.values())):
         return None
     steps = history.before_segment(attempt.number, attempt.segments[0].after)
@@ -268,14 +269,14 @@ def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | 
 def _of_other_ranks(
     first: Sequence[Execution], saved: Sequence[Execution], next_: Sequence[Execution], in_place: bool
 ) -> dict[str, dict[int, int]]:
-    """By quantity, the ranks that began with what another rank had before and they had not, each with that other rank.
+    """By quantity: the ranks that began with what another rank had had, and they had not; each with that other rank.
     Empty if all ranks may only have changed places (not `in_place`), or if their number changed."""
     found: dict[str, dict[int, int]] = {}
     for name, restored in _RESTORED.items():
         now, before, continued = _by_rank(first, restored), _by_rank(saved, name), _by_rank(next_, restored)
         if now.keys() != before.keys() or None in now.values() or None in before.values():
             return {}
-        # With what a rank went on after the save is often seen on the ranks that save alone.
+        # What a rank went on with after the save is often seen only on the ranks that save.
         changed = any(own not in (None, before.get(rank)) for rank, own in continued.items())
         if changed and None in (continued.get(rank) for rank in before):
             continue
@@ -296,8 +297,8 @@ def _rank_by_rank(
     name: str, equal: bool | None, moved: Mapping[str, Mapping[int, int]], begun: Begun, first: Sequence[Execution],
     saved: Sequence[Execution],
 ) -> bool | None:  # fmt: skip
-    """Whether each rank has back what it had itself, if the parts that were compared by name are `equal`. What only one
-    rank holds may have been recorded as a check sum alone."""
+    """Whether each rank has back what it had itself. `equal`: whether the parts that were compared by name are. A part
+    that only one rank holds may have been recorded as a check sum alone."""
     if moved.get(name):
         return False
     now, before = _by_rank(first, _RESTORED[name]), _by_rank(saved, name)
@@ -307,15 +308,15 @@ def _rank_by_rank(
 
 
 def _is_scratch(other: Other, begun: Begun) -> bool:
-    """Whether this part of the state had no effect on a step, because the step led to the same parameters and moments.
-    An example is what an optimizer keeps only during a step (SAM). An optimizer of a plain class is not excused,
-    because its parameters are not among those that were compared."""
+    """Whether this part of the state had no effect: the step led to the same parameters and moments. An example is what
+    an optimizer keeps only during a step (SAM). An optimizer of a plain class is not excused, because its parameters
+    are not among those that were compared."""
     return other.quantity in ("parameters", MOMENTS) and other.of in begun.parameters
 
 
 def _differ(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
-    """Whether the losses of a step are seen to differ by more than rounding does. A buffer in no state_dict may be a
-    cache or a statistic, and is state only if it acts on the loss."""
+    """Whether the losses of a step were seen and differ by more than rounding. A buffer in no state_dict may be a cache
+    or a statistic; it is state only if it acts on the loss."""
     of = {execution.rank: execution for execution in theirs}
     pairs = [(one, of[one.rank]) for one in ours if one.rank in of]
     return any(LOSS.apart(LOSS.read(one), LOSS.read(other), 0.0) > ROUNDING for one, other in pairs)
@@ -363,8 +364,8 @@ def _by_rank(executions: Sequence[Execution], name: str) -> dict[int, str | None
 
 
 def _equal(ours: Mapping[int, str | None], theirs: Mapping[int, str | None]) -> bool | None:
-    """Compares the sums over all ranks. If the sums can't be added up, the result is True if each rank has the same sum
-    as before; False if all ranks held the same whole tensors before, and do not now; and else None."""
+    """Compares the sums over all ranks. If the sums can't be added up: True if each rank has the same sum as before;
+    False if all ranks held the same whole tensors before, and do not now; otherwise None."""
     mine, other = over_all(list(ours.values())), over_all(list(theirs.values()))
     if mine is None and other is not None and all(sum_ and is_whole(sum_) for sum_ in (*ours.values(), other)):
         return False
@@ -378,8 +379,8 @@ _FILE, _GOES_ON = (CONTENTS, NAME, RECORD), (SAMPLES, LOG, OPTIMIZER, SCHEDULER,
 
 
 def _as_others_are_named(saves: Sequence[Save], name: str) -> set[int]:
-    """The step that the name of a checkpoint says, if the numbers in the names of all other saves are at one distance
-    from their steps."""
+    """The step in the name of a checkpoint, if in the names of all other saves the number differs from the step by the
+    same amount. Otherwise empty."""
     told = number_in_name(name)
     ahead = {
         number - save.global_step for save in saves
@@ -397,7 +398,8 @@ def mixed_state(history: History, part: Segment) -> str:
     loaded = [posixpath.basename(load.path) for load in history.loads if load.attempt == part.number and load.ok]
     if base is None or not loaded or not any(one.name == STATE and base in one.fits for one in said_by):
         return ""
-    # A thread may write late: then the record of a save fits many steps, and claims none. Nor do rates that stay equal.
+    # A thread may write late: then the record of a save fits many steps, and claims none. Rates that stay equal claim
+    # none either.
     of_file = [set(one.fits) for one in said_by if one.name in _FILE and (one.name != RECORD or len(one.fits) == 1)]
     name = min(reversed(loaded), key=main_first)
     claims = [fits for fits in of_file if fits] or [set(map(int, _NUMBER.findall(name)))]

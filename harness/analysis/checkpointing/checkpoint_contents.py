@@ -1,5 +1,5 @@
-"""The contents of checkpoints, from the inventory after the run, and their differences between two runs; which of them
-build upon which; and which of their files an attempt could not reach."""
+"""The contents of checkpoints, from the inventory after the run: their differences between two runs, which checkpoints
+build upon others, and which of their files an attempt could not reach."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Checkpoint:
     problem: str | None
     tensors: Mapping[str, str]  # digest by name
     values: Mapping[str, str]
-    closed: str = ""  # why it could not be read, if it is not because of damage
+    closed: str = ""  # why it could not be read, if the reason is no damage
     sketches: Mapping[str, Sequence[float]] = field(
         default_factory=dict
     )  # of tensors; see checkpoints/tensor_values.py
@@ -42,7 +42,7 @@ class Checkpoint:
     raced: bool = False  # its only known problem is that memory changed while it was saved
     ranks: tuple[int, ...] = ()  # that saved it
     builds_on: tuple[str, ...] = ()  # the names of all checkpoints without which this delta is of no use
-    obstacle: str = ""  # all that keeps it from being read, if none of it shows that bytes changed or are missing
+    obstacle: str = ""  # everything that keeps it from being read, if nothing shows that bytes changed or are missing
     unread: Mapping[str, str] = field(default_factory=dict)  # digests of the bytes of its files that are not read
     unread_types: tuple[str, ...] = ()  # of those that may hold tensors
 
@@ -203,9 +203,9 @@ def _named(job: PlannedJob) -> str:
 
 
 def _is_other_data(record: Record, raw: Mapping[str, object]) -> bool:
-    """Whether a file is no checkpoint although its suffix is one of torch.save's, such as a shard of a dataset that
-    ends in .bin, or a replay buffer: it is of a kind that is not known, and no save wrote it, although saves of this
-    run were seen. Inventories of earlier versions called such a file unreadable."""
+    """Whether a file is no checkpoint although it has a suffix of torch.save, such as a shard of a dataset that ends in
+    .bin, or a replay buffer: it is of an unknown kind, and no save wrote it, although saves of this run were seen.
+    Inventories of earlier versions called such a file unreadable."""
     path = str(raw["path"])
     is_unknown = (raw.get("format") == "unknown" and bool(_problems(raw, "unknown"))) or (
         raw.get("format") == "torch" and raw.get("step") is None and not raw.get("loadable")
@@ -216,8 +216,8 @@ def _is_other_data(record: Record, raw: Mapping[str, object]) -> bool:
 
 
 def _is_renamed(record: Record, path: str) -> bool:
-    """Whether the job gives files with this name, but for numbers, another name when they are complete. Otherwise a
-    name such as `.model` is the name that they keep."""
+    """Whether the job renames files with this name (apart from numbers) when they are complete. Otherwise a name such
+    as `.model` is final."""
     old = (str(event.data["path"]) for event in record.of_kind(Kind.RENAMED))
     return _NUMBER.sub("#", path) in {_NUMBER.sub("#", posixpath.normpath(each)) for each in old}
 
@@ -256,8 +256,8 @@ _ASIDE = re.compile(r"\.(damaged|corrupt|bad|broken|old)$")
 
 @dataclass(frozen=True)
 class Deltas:
-    """`links`: by the name of a checkpoint, and the attempt that saved it (None: not known), the names of all on which
-    it builds."""
+    """`links`: the names of all checkpoints on which a delta builds, by its name and the attempt that saved it (None:
+    not known)."""
 
     links: Mapping[str, Mapping[int | None, frozenset[str]]] = field(default_factory=dict)
 
@@ -271,9 +271,9 @@ class Deltas:
         return cls(links if any(named for each in links.values() for named in each.values()) else {})
 
     def builds(self, path: str, attempt: int, upon: str) -> bool | None:
-        """Whether the checkpoint to which this path belongs, which was saved in this attempt, builds upon the one at
-        `upon`. If another attempt saved it again, it was built as that one if it builds upon it. None if that is not
-        known: others build upon each other."""
+        """Whether the checkpoint that contains `path`, saved in this attempt, builds upon the one at `upon`. If the
+        save of this attempt is not known, True if that of any other attempt builds upon it, otherwise None. False if no
+        checkpoint of the run builds upon another."""
         if not self.links:
             return False
         name = posixpath.basename(upon)
@@ -301,14 +301,14 @@ def local_folder(run: Record) -> str:
 
 @dataclass(frozen=True)
 class OutOfReach:
-    """Files of a checkpoint that no node of an attempt had."""
+    """The files of a checkpoint that no node of an attempt had."""
 
     nodes: tuple[int, ...]  # which had them
     paths: frozenset[str]
 
 
 def out_of_reach(run: Record, saves: Iterable[Save], attempt: int, started_s: float) -> OutOfReach:
-    """The files of a checkpoint that were only on nodes which the attempt did not have, or which had lost their disks
+    """The files of a checkpoint that were only on nodes that the attempt did not have, or that had lost their disks
     before it was started (CLOCK_MONOTONIC). Nodes that are not known count as present."""
     local, root = local_folder(run), root_of(run)
     node_of = {(up.attempt, up.rank): up.data.get("node") for up in run.of_kind(Kind.RANK_UP)}

@@ -102,7 +102,7 @@ def _was_resumed_from(run: Record, clash: Clash) -> bool:
 
 
 def is_aside(run: Record, clash: Clash) -> bool:
-    """Whether the job never resumes from this checkpoint. It is kept for another purpose, as `best.pt` is, and a metric
+    """Whether the job never resumes from this checkpoint, and keeps it for another purpose, such as `best.pt`. A metric
     may decide when it is saved."""
     return not points_of(run).has(posixpath.join(root_of(run), clash.path))
 
@@ -142,8 +142,8 @@ def _is_date(text: str | None) -> bool:
 
 
 def counts_restarts(clash: Clash, checkpoint: Checkpoint) -> bool:
-    """Whether the differing value only shows that the job was restarted. Either it is the place that a model was loaded
-    from, and this is a checkpoint of the run; or its name is about restarts, and restarts explain the change from the
+    """Whether the differing value only shows that the job was restarted. Either it is the place from which a model was
+    loaded, and this is a checkpoint of the run. Or its name is about restarts, and restarts explain the change from the
     twin's value: a number that is larger by at most the number of restarts, True instead of False, a checkpoint path
     instead of no path, or one more element of a list."""
     if clash.kind != "value" or not checkpoint.attempt or clash.ours is None:
@@ -166,10 +166,10 @@ _WHOLE_NUMBER = re.compile(r"-?\d+")
 
 
 def first_number_apart(run: Record, twin: Record, base: int) -> Clash | None:
-    """The first whole number that a checkpoint of a step after `base` (global) holds, and that is another one in the
-    twin's checkpoint of that step. A clock, a number of restarts, and a number that differs already before the first
-    fault, such as a process id, are left out. Such numbers seldom follow from losses or weights. None if there is none,
-    or if the contents of the checkpoints were not recorded."""
+    """The first whole number, in a checkpoint of a step after `base` (global), that is another one in the twin's
+    checkpoint of that step. Such numbers seldom follow from losses or weights. Left out are clocks, numbers of
+    restarts, and numbers that differ already before the first fault, such as a process id. None if there is none, or if
+    the contents of the checkpoints were not recorded."""
     ours, theirs = checkpoints_of(run) or [], checkpoints_of(twin) or []
     first_s = min((hit.mono_s for hit in run.of_kind(Kind.APPLYING, Kind.APPLIED)), default=0.0)
     made = compare(pairs(ours, theirs), [theirs], run.history, None, (), first_s)
@@ -241,9 +241,9 @@ def compare(
 def unread_that_differ(
     found: Sequence[Pair], twins: Sequence[Sequence[Checkpoint]], ignore: Sequence[str], before_s: float
 ) -> tuple[str, Checkpoint] | None:
-    """The first file of a kind that is not read whose bytes are not those of the twin's file, with its checkpoint. Left
-    out: names that match `ignore`, and files that differ already between twins, or before the first fault (`before_s`),
-    because their bytes hold times or the like. None if there is none."""
+    """The first file of a kind that is not read whose bytes are not those of the twin's file, with its checkpoint. None
+    if there is none. Left out are names that match `ignore`, and files that differ already between twins or before the
+    first fault (`before_s`), because they hold times or the like."""
     early = [pair for pair in found if pair[0].saved_s is not None and pair[0].saved_s < before_s]
     usual = [*early, *(pair for first, second in combinations(twins, 2) for pair in pairs(first, second))]
     noisy = {(family(other.path), name) for one, other in usual for name in _other_bytes(one, other)}
@@ -258,9 +258,9 @@ def unread_that_differ(
 
 
 def _other_bytes(ours: Checkpoint, theirs: Checkpoint) -> list[str]:
-    """The names of the twin's unread files that have other bytes in the run, or that are missing there. Names may hold
-    numbers that differ in each run, such as times: of names that are equal but for numbers, as many must be there.
-    Records of earlier versions have no digests of unread files."""
+    """The names of the twin's unread files that have other bytes in the run, or are missing there. Names may hold
+    numbers that differ in each run, such as times: if names are equal apart from numbers, only the number of files must
+    agree. Records of earlier versions have no digests of unread files."""
     have, due = (Counter(_NUMBERS.sub("#", name) for name in one.unread) for one in (ours, theirs))
     lacks = due - have
     return [
@@ -270,8 +270,8 @@ def _other_bytes(ours: Checkpoint, theirs: Checkpoint) -> list[str]:
 
 
 def _usual_norms(found: Sequence[Pair]) -> Mapping[Entry, float]:
-    """The median norm of each tensor over the twin's checkpoints. The value of a single bias's moment may cross zero.
-    Rounding is then a large part of its value, but still a small part of its usual size."""
+    """The median norm of each tensor over the twin's checkpoints. A single bias's moment may cross zero: there,
+    rounding is a large part of its value, but a small part of its usual size."""
     norms: dict[Entry, list[float]] = {}
     for _one, other in found:
         for name in other.sketches:

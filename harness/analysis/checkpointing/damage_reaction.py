@@ -199,8 +199,8 @@ def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float |
 
 
 def _may_read_damage(path: str, damage: Damage) -> bool:
-    """Whether a load of `path` reads the damaged checkpoint, a part of it, or a folder that contains it. Always False
-    if the damaged file is a tracker file."""
+    """Whether a load of `path` may read the damage: it is the damaged checkpoint, a part of it, or a folder that
+    contains it. Always False if the damaged file is a tracker file."""
     inside = path == damage.checkpoint or path.startswith(f"{damage.checkpoint}/")
     return damage.op != "text" and (inside or damage.checkpoint.startswith(f"{path}/"))
 
@@ -239,7 +239,7 @@ def _surveyed(record: Record, damage: Damage) -> Iterator[tuple[str, int]]:
 
 
 def _saved_since(record: Record, hit: Sequence[Damage], at_s: float, by_s: float) -> Iterator[tuple[str, int]]:
-    """Without those that build upon a damaged one, or may do so."""
+    """The checkpoints that were saved between the two times; without those that build upon a damaged one, or may."""
     deltas = Deltas.of(record)
     for save in record.history.saves:
         if not (save.ok and save.ended_s is not None and at_s < save.ended_s < by_s and save.global_step is not None):

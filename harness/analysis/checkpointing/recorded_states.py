@@ -1,5 +1,5 @@
-"""The recorded states of a run by global step, their parts by name (agent/state/state_check_sums.py),
-and where else a value was recorded."""
+"""The recorded states of a run by global step, their parts by name (agent/state/state_check_sums.py), and other places
+where the same value was recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Recorded:
                 self._at[step].append(state)
 
     def begun(self, step: int, *, attempt: int | None = None, before_s: float = float("inf")) -> dict[int, State]:
-        """By rank, the last state with which step `step` + 1 began, in this attempt, before this time."""
+        """By rank: the last state at the beginning of step `step` + 1, in this attempt, before this time."""
         return {
             state.event.rank or 0: state
             for state in self._at.get(step, ())
@@ -44,8 +44,8 @@ class Recorded:
 
     @property
     def always_drawn(self) -> frozenset[str] | None:
-        """The generators whose state had changed each time that it was recorded. None if it was recorded only a few
-        times: code outside the model draws now and then, such as a loader when an epoch begins."""
+        """The generators that had changed each time that their state was recorded. None if it was recorded only a few
+        times: code outside the model draws only now and then, such as a loader when an epoch begins."""
         first = min((one.number for one in self._run.history.attempts), default=0)
         own = [by_rank[0].rng for step in sorted(self._at) if 0 in (by_rank := self.begun(step, attempt=first))]
         if len(own) < _FEW:
@@ -58,8 +58,8 @@ class Recorded:
         return self.begun(0, attempt=min((one.number for one in self._run.history.attempts), default=0))
 
     def after(self, quantity: str, name: str, entry: Entry, before_s: float, but: int | None = None) -> int | None:
-        """The last step, but for one, after which this part of the state was recorded with these values, before this
-        time: what the attempt itself did later explains nothing of its beginning."""
+        """The last step after which this part of the state was recorded with these values, before this time; `but`: a
+        step to leave out. Before this time, because what the attempt did later does not explain its beginning."""
         for step in sorted(self._at, reverse=True):
             before = (state for state in self._at[step] if state.event.mono_s < before_s)
             if step != but and any(is_recorded_as(state, quantity, name, entry) for state in before):
@@ -89,14 +89,14 @@ def is_recorded_as(state: State, quantity: str, name: str, entry: Entry) -> bool
 
 
 class Origins:
-    """Where the values come from with which an attempt began, in words. `due`: the states that it should have begun
-    with; `saved`: those of the save."""
+    """Explains, in words, where the values with which an attempt began come from. `due`: the states with which it
+    should have begun; `saved`: the states at the save."""
 
     def __init__(self, own: Recorded, base: int, since_s: float, due: Of, saved: Of) -> None:
         self._own, self._base, self._since_s, self._due, self._saved = own, base, since_s, due, saved
 
     def of(self, other: Other, rank: int, mine: State, entry: Entry) -> Iterator[str]:
-        """Yields what fits, the likeliest first."""
+        """Yields the explanations that fit, the most likely first."""
         quantity, name = other.quantity, other.name
         due = (values_of(self._due[rank if rank in self._due else min(self._due)], quantity) if self._due else {}) or {}
         if name in due and due[name][0] != entry[0]:
@@ -124,7 +124,7 @@ class Origins:
                 yield said("during the save")
 
     def _of_another_part(self, quantity: str, name: str, entry: Entry, due: Mapping[str, Entry]) -> Iterator[str]:
-        """Words for the value of another name, or of another step."""
+        """Explains a value that is that of another name, or of another step."""
         of = [one for one, known in due.items() if one != name and tuple(known) == tuple(entry)]
         if of:
             yield f"{EXCHANGED} {of[0].partition('/')[0]}"
@@ -132,7 +132,7 @@ class Origins:
             yield said("after", step=step)
 
     def _of_the_trained(self, name: str, entry: Entry, mine: State) -> Iterator[str]:
-        """Words for a copy of the trained module that was made after the load."""
+        """Explains a value that is a copy of the trained module, made after the load."""
         if (step := self._own.after("parameters", name.rpartition(":")[2], entry, self._since_s)) is not None:
             yield said("after of trained", step=step)
         if tuple(entry) in map(tuple, (values_of(mine, "parameters") or {}).values()):

@@ -1,4 +1,4 @@
-"""Compares the state with which an attempt began, by name (agent/state/state_check_sums.py), with the state with which
+"""Compares, by name (agent/state/state_check_sums.py), the state with which an attempt began with the state with which
 the run had gone on after the same step before, or with that of a twin.
 
 Quantities that are equal on all ranks are compared on all ranks, even if only one rank saved. A parameter counts as
@@ -43,8 +43,8 @@ _MISSING = ("", "")
 
 @dataclass
 class Begun:
-    """The comparison of the state with which an attempt began. `seen`: the ranks on which each quantity was compared.
-    `absent`: quantities of which the job has nothing, such as buffers."""
+    """What the comparison of the state with which an attempt began has found. `seen`: the ranks on which each quantity
+    was compared. `absent`: quantities that the job does not have, such as buffers."""
 
     others: list[Other] = field(default_factory=list)
     seen: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -65,7 +65,7 @@ class Begun:
     in_place: bool = False  # the ranks hold parts of tensors, each at its place of the job's beginning
 
     def equal(self, quantity: str) -> bool | None:
-        """None: not seen, or there is nothing of it."""
+        """Whether the quantity was restored. None: not seen, or the job has nothing of it."""
         if any(other.quantity == quantity for other in self.others):
             return False
         return True if self.seen.get(quantity) and quantity not in self.absent else None
@@ -75,7 +75,7 @@ class Begun:
 
     @property
     def some_inputs(self) -> list[Other]:
-        """Inputs of the model that are others, if further inputs are the right ones. Else empty."""
+        """The inputs of the model that changed, if other inputs are the right ones. Otherwise empty."""
         others = self.of(INPUTS)
         every = {name for quantity, name in self.compared if quantity == INPUTS}
         return others if every - {other.name for other in others} else []
@@ -88,7 +88,7 @@ class Begun:
 
     @property
     def changed_generators(self) -> list[Other]:
-        """The generators that are not as they were, and that other code than the forward draws from: the loop, such as
+        """The generators that are not as they were, and from which code outside the forward draws: the loop, such as
         the noise of a diffusion model, or a loader."""
         return [other for other in self.of(RNG) if self.drawn is not None and other.name in (self.changing or ())]
 
@@ -164,7 +164,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
 
 
 def _instead(other: Other, mine: Of, origins: Origins) -> Iterator[tuple[int, str]]:
-    """Yields each rank with what the part is there instead of what it should be."""
+    """For each rank: what the part is there instead of what it should be."""
     for rank in other.ranks:
         if other.quantity == TRAINED:
             yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
@@ -179,8 +179,8 @@ def _instead(other: Other, mine: Of, origins: Origins) -> Iterator[tuple[int, st
 
 
 def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tuple[int, list[Other]] | None:
-    """The first of these steps that began with another set of trained parameters than in the twin, as far as it was
-    recorded, and the parameters."""
+    """The first of the steps from `since` on that began with another set of trained parameters than in the twin, as far
+    as recorded; and these parameters. None if there is none."""
     own, twins = Recorded(run), Recorded(twin)
     for step in since:
         found = Begun()
@@ -194,8 +194,8 @@ def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tupl
 
 
 def _compare_inputs(found: Begun, mine: Of, references: Sequence[Of]) -> None:
-    """Finds inputs of the model that are neither those of the step before the resume nor the twin's: a job that skips
-    the data of a spike trains on other data when it does a step again, and so does its twin."""
+    """Finds inputs of the model that are neither those of the step before the resume nor the twin's. (A job that skips
+    the data of a spike trains on other data when it does a step again, and so does its twin.)"""
     compared = [Begun() for _ in references]
     for one, reference in zip(compared, references, strict=True):
         if reference.keys() == mine.keys():  # other ranks share the batch in another way
@@ -211,8 +211,8 @@ def _compare_inputs(found: Begun, mine: Of, references: Sequence[Of]) -> None:
 
 def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> None:
     """Finds generators that were not restored, on ranks whose own state after that step was not recorded, because
-    another rank saved. A generator was not restored if it is as it was when the job began, or if it is that of a rank
-    that saved and that began the job with other generators."""
+    another rank saved. A generator was not restored if it is as at the beginning of the job, or if it is that of the
+    rank that saved, and that rank began the job with other generators."""
     for rank, state in mine.items():
         if rank in found.seen[RNG] or rank not in fresh:
             continue
@@ -223,13 +223,13 @@ def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> N
 
 
 def _compare_trained(found: Begun, mine: Of, due: Of, fresh: Of = MappingProxyType({})) -> None:
-    """Finds parameters that are trained now and were not trained before, or the other way round. `fresh`: the states
-    with which the job began; a rank that then had the parameters of another rank has them still."""
+    """Finds parameters that are trained now and were not before, or the other way round. `fresh`: the states with which
+    the job began. A rank that had the parameters of another rank then is expected to have them still."""
     other: dict[str, list[int]] = defaultdict(list)
     for rank, state in mine.items() if due else ():
         reference = due.get(rank, due[min(due)])
         own, before = names_of_parameters(state), names_of_parameters(reference)
-        # A rank that has all its parameters, and more or fewer: such as the two of a tie that a load broke.
+        # Here a rank has all its parameters, and more or fewer, such as the two of a tie that a load broke.
         is_same = mine.keys() == (fresh or due).keys() and (rank in due or names_of_parameters(fresh[rank]) == before)
         comparable = own | before if is_same and (own <= before or own >= before) else own & before
         for name in sorted((state.trained ^ reference.trained) & comparable):
@@ -239,7 +239,8 @@ def _compare_trained(found: Begun, mine: Of, due: Of, fresh: Of = MappingProxyTy
 
 
 def _compare_modes(found: Begun, mine: Of, due: Of) -> None:
-    """Finds modules that are in eval mode and were in train mode before, or the other way round: the outermost ones."""
+    """Finds modules that are in eval mode and were in train mode before, or the other way round. Names only the
+    outermost ones."""
     other: dict[str, list[int]] = defaultdict(list)
     for rank, state in mine.items() if due else ():
         ours, theirs = state.modes, due.get(rank, due[min(due)]).modes
@@ -296,7 +297,7 @@ def _trained_apart(run: Record, base: int, since_s: float) -> bool:
 
 
 def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[int, dict[str, Entry]]:
-    """What each rank should have, as far as it was recorded."""
+    """The values that each rank should have, as far as they were recorded."""
     of = {rank: values for rank, state in reference.items() if (values := values_of(state, quantity)) is not None
           and (quantity not in ("buffers", RNG) or rank not in mine or _at(state) == _at(mine[rank]))}  # fmt: skip
     due = {rank: of[rank] for rank in mine if rank in of}
@@ -332,8 +333,8 @@ def _of_one_value(of: Mapping[int, dict[str, Entry]]) -> dict[str, Entry]:
 def _of_parts(
     mine: Of, due: Mapping[int, dict[str, Entry]], of: Mapping[int, dict[str, Entry]], quantity: str
 ) -> dict[int, dict[str, Entry]]:
-    """What each rank should have, if ranks share tensors. If they share a tensor in another way than before, the sums
-    over all ranks are compared. If these agree, what each rank has is right."""
+    """The values that each rank should have, if ranks share tensors. If they share a tensor in another way than before,
+    the sums over all ranks are compared; if these agree, the values of each rank are right."""
     own = {rank: values_of(state, quantity) or {} for rank, state in mine.items()}
     found: dict[int, dict[str, Entry]] = {rank: {} for rank in mine}
     for name in {name for values in of.values() for name in values}:
@@ -366,7 +367,7 @@ def _at(state: State) -> object:
 
 
 def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[str, Entry]]) -> None:
-    """Compares one quantity. The buffers of another rank are right too: DDP gives all ranks those of rank 0 in each
+    """Compares one quantity. Buffers of another rank count as right: DDP gives all ranks those of rank 0 in each
     forward, and a checkpoint has the buffers of one rank."""
     of_any = {(name, tuple(entry)) for values in due.values() for name, entry in values.items()}
     other: dict[str, list[int]] = defaultdict(list)
@@ -374,7 +375,7 @@ def _compare(found: Begun, quantity: str, mine: Of, due: Mapping[int, Mapping[st
         have = values_of(mine[rank], quantity)
         if have is None:
             continue
-        if quantity in _WEIGHTS:  # a parameter that is no longer trained, or is now, is the same parameter
+        if quantity in _WEIGHTS:  # a parameter that was trained and no longer is, or the reverse, is the same parameter
             have = {**mine[rank].sums.get("frozen", {}), **mine[rank].sums.get("parameters", {})}
         if values:
             found.seen[quantity].add(rank)

@@ -1,11 +1,11 @@
-"""Decides which saved files belong to a checkpoint that the job resumes from, and which do not, such as `best.pt`; and
-finds for each the same checkpoint of its twin.
+"""Decides which saved files belong to a checkpoint from which the job resumes, and which do not, such as `best.pt`; and
+finds the twin's counterpart of each checkpoint.
 
 The resumes of a run show it. A *family* is all files whose paths differ only in numbers: `step-5` and `step-10`, or
 `ema-step-5.pt` and `ema-step-10.pt`; `best.pt` is a family by itself. The job resumes from a family if an attempt
-loaded a file of this family before its first step. It could also resume from a family whose checkpoints hold at least
-the same entries (tensors and values). If no load was seen, every saved file counts, except copies such as `best.pt`
-beside others."""
+loaded a file of it before its first step. The job could also resume from a family whose checkpoints hold at least the
+same entries (tensors and values). If no load was seen, every saved file counts, except copies such as `best.pt` beside
+others."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def family(path: str) -> str:
 
 
 def pairs(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
-    """Pairs of good checkpoints of the same step, in the order of `ours`. The two checkpoints of a pair have the same
-    path, or share most of their entries under different paths: names may be random, a trainer may choose another name
-    if its usual name exists already, or it writes two files in turn, and after a restart the files change places.
-    Checkpoints for which the twin has several that may be the same are left out (see `unclear`)."""
+    """Pairs of a good checkpoint and its counterpart in the twin, of the same step, in the order of `ours`. The two
+    have the same path, or different paths and mostly the same entries: names may be random, a trainer may choose
+    another name if its usual name exists already, or it writes two files in turn, and after a restart the files change
+    places. Checkpoints with several possible counterparts are left out (see `unclear`)."""
     return [(checkpoint, others[0]) for checkpoint, others in _matches(ours, theirs) if len(others) == 1]
 
 
 def unclear(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The good checkpoints for which nothing shows which one of several of the twin is the same."""
+    """The good checkpoints with several possible counterparts in the twin."""
     return [checkpoint for checkpoint, others in _matches(ours, theirs) if len(others) > 1]
 
 
 def _matches(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[tuple[Checkpoint, list[Checkpoint]]]:
-    """The good checkpoints of `ours`, each with those of the twin that may be the same. Of several, the one with equal
-    contents is the same, and the others belong to other checkpoints of this attempt."""
+    """The good checkpoints of `ours`, each with its possible counterparts in the twin. If one of these has equal
+    contents, it is the counterpart, and the others belong to other checkpoints of this attempt."""
     found, taken = [], defaultdict[tuple[int | None, int | None], set[str]](set)
     for checkpoint in (checkpoint for checkpoint in ours if checkpoint.good):
         good = [other for other in theirs if other.good]
         same = [other for other in good if other.step == checkpoint.step]
         exact = [other for other in same if other.path == checkpoint.path]
-        # The step of a save is the last that any rank had made. That is luck for the save of a rank that makes none.
+        # The step of a save is the last that any rank had made. For a rank that makes no steps, this number is chance.
         if not exact and _size(checkpoint):  # of a file that is not read, nothing is known to be equal
             exact = [other for other in good if other.path == checkpoint.path and _are_equal(other, checkpoint)]
         found.append((checkpoint, exact or _most_alike(checkpoint, _elsewhere(checkpoint, same, ours, theirs))))
@@ -76,8 +76,8 @@ def _matches(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[t
 
 
 def _most_alike(checkpoint: Checkpoint, others: list[Checkpoint]) -> list[Checkpoint]:
-    """Those of `others` that are most like `checkpoint`: in their names below the part that differs, in the ranks that
-    saved them, in the words of their paths, in the names of their entries."""
+    """Those of `others` that are most like `checkpoint`: in the part of their paths below the first difference, in the
+    ranks that saved them, in the words of their paths, and in the names of their entries."""
     own = checkpoint.path
     likenesses: tuple[Callable[[Checkpoint], int], ...] = (
         lambda other: _equal_at_end(own.split("/"), other.path.split("/")),
@@ -144,8 +144,8 @@ def moved(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair
 
 
 def _there(checkpoint: Checkpoint | None) -> bool:
-    """Whether the run has this checkpoint of the twin: the run's own is good, or newer checkpoints of its family may
-    have replaced it."""
+    """Whether the run may be said to have this checkpoint of the twin: the run's own is good, or newer checkpoints of
+    its family may have replaced it."""
     return checkpoint is not None and (checkpoint.good or "#" in family(checkpoint.path))
 
 
@@ -177,8 +177,8 @@ def without_unreadable(
     ours: Sequence[Checkpoint], twins: Sequence[Sequence[Checkpoint]]
 ) -> tuple[list[Checkpoint], list[list[Checkpoint]], list[str], list[str]]:
     """The checkpoints of the run and of the twins, without those that can't be read for the same reason in the run and
-    in every twin, because then no fault is the reason; the paths that were left out; and those of which a part was
-    read, so that only the problem is left out. Known damage is never left out."""
+    in every twin: a fault is not the reason then. Also the paths that were left out, and the paths of checkpoints of
+    which a part was read; of these, only the problem is left out. Known damage is never left out."""
     same = {one.path for one in ours if twins and _obstacle(one) and all(_reads_alike(theirs, one) for theirs in twins)}
     nothing = [one.path for one in ours if one.path in same and not (one.tensors or one.values)]
     kept = [[_cleared(one, same) for one in each if one.path not in nothing] for each in (ours, *twins)]
@@ -190,7 +190,7 @@ def _reads_alike(theirs: Sequence[Checkpoint], one: Checkpoint) -> bool:
 
 
 def _obstacle(checkpoint: Checkpoint) -> str:
-    """What keeps the checkpoint from being read, without the numbers. Empty if it can be read, or is certainly
+    """Why the checkpoint can't be read, without the numbers in the text. Empty if it can be read, or is certainly
     damaged."""
     return _NUMBER.sub("#", checkpoint.obstacle)
 
@@ -229,9 +229,9 @@ class Points:
 
 
 def points_of(run: Record) -> Points:
-    """Finds the files that the job resumes from. The nodes' own disks, folders outside that of the checkpoints from
-    which attempts went on (such as /dev/shm), and all other places are looked at separately, because a node may be lost
-    with its disk or memory. A job that resumed from one of them could also resume from the others."""
+    """Finds the files from which the job resumes. Three places are looked at separately, because a node may be lost
+    with its disk or memory: the nodes' own disks, folders outside that of the checkpoints from which attempts went on
+    (such as /dev/shm), and all others. A job that resumed from one of them could also resume from the others."""
     root, local = root_of(run), local_folder(run)
     saved = {save.path for save in run.history.saves}
     outside = {path for path in saved if not is_below(path, root)}
@@ -281,8 +281,8 @@ def _points(run: Record, saved: set[str]) -> Points:
 def _of_one_save(run: Record, loaded: set[str]) -> set[str]:
     """Of the families that resumes loaded, those that one save writes: the families from which attempts went on, and
     all families that were saved at the same steps. One step may be missing, because a death may cut a save short. The
-    other families hold a detail, such as the best metric. If it is not known from which file the attempts went on: the
-    families with a number, if there are any, or all that are no copies."""
+    other families hold a detail, such as the best metric. If it is not known from which files attempts went on: the
+    families with a number or, if none has one, all families that are no copies."""
     plain = {name for name in loaded if not is_copy(name)} or loaded
     main = {_family(attempt.loaded) for attempt in run.history.attempts if attempt.loaded} & plain
     if not main:

@@ -56,8 +56,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Resume:
-    """A start of training after earlier steps: with a new attempt, or within an attempt that loaded a checkpoint
-    again."""
+    """A start of training after earlier steps: a new attempt, or an attempt that loaded a checkpoint again."""
 
     attempt: Segment  # the steps from this resume on
     reached: int  # the highest global step before it
@@ -104,8 +103,8 @@ def resumes(run: Record) -> list[Resume]:
 
 
 def _is_warm_up(history: History, part: Segment) -> bool:
-    """Whether the attempt made these steps from scratch before it loaded a checkpoint, which replaced all that they did
-    by the state of a step to which they did not get."""
+    """Whether these steps were a warm-up: the attempt made them from scratch, and then loaded a checkpoint of the last
+    of them or of a later step, which replaced all that they did; or it died before that load."""
     steps = history.of_segment(part.number, part.after)
     last_s, done = steps.last_s(), int(steps.global_step.max(initial=0))
     if part.base == 0 and not part.after and _ended_in_warm_up(history, part.number):
@@ -118,8 +117,9 @@ def _is_warm_up(history: History, part: Segment) -> bool:
 
 
 def _ended_in_warm_up(history: History, attempt: int) -> bool:
-    """Whether the attempt loaded nothing before its last step, and made no more steps than another attempt made before
-    its first load: it died before the load that was to come, or before a step that shows it."""
+    """Whether the attempt died in its warm-up: it loaded nothing before its last step, and made no more steps than
+    another attempt made before its first load. So it died before the load, or before a step that would show the
+    load."""
     done, first = int(history.executions.of_attempt(attempt).local_step.max(initial=0)), dict[int, int]()
     for load in _of_training(history):
         first[load.attempt] = min(load.local_step, first.get(load.attempt, load.local_step))
@@ -134,8 +134,7 @@ def _of_training(history: History) -> list[Load]:
 
 def _in_step(history: History, part: Segment) -> Segment | None:
     """If a part began from scratch and then loaded the checkpoint of exactly the step that its count had reached: the
-    same part as one that resumed there, after a warm-up. The numbers of its steps do not show that load. Otherwise
-    None."""
+    part, as if it had resumed there after a warm-up. The numbers of its steps do not show the load. Otherwise None."""
     for load in history.loads:
         if part.base == 0 and load.ok and load.attempt == part.number and load.local_step > part.after:
             save = saved_as(load.path, history.saves, part.started_s)
@@ -204,8 +203,8 @@ def _of_kind(run: Record, saves: Sequence[Save], points: Points) -> list[SavedCh
 
 
 def _was_loaded(save: Save, history: History) -> bool:
-    """Whether the next attempt loaded it, before anything was saved there again. Such a load proves that the save was
-    complete, even if a rank was killed before it could report the end of its part. If that attempt began at another
+    """Whether the next attempt loaded this file before anything was saved there again. Such a load proves that the save
+    was complete, even if a rank was killed before it could report the end of its part. If that attempt began at another
     step, it loaded an older file of this name, which the save had not replaced yet."""
     back = history.attempt(save.attempt + 1)
     if back is not None and back.base not in (None, save.global_step):
@@ -261,8 +260,8 @@ def _common(group: Sequence[Save]) -> str:
 
 
 def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCheckpoint | None:
-    """The checkpoint as the attempt could reach it. Without some of its files it may be complete all the same: another
-    node may have copies of them. None if all its files were gone."""
+    """The checkpoint as the attempt could reach it. Without some of its files, it may still be complete: another node
+    may have copies. None if all its files were gone."""
     if part.loaded in saved.paths:
         return saved
     lost = out_of_reach(run, saved.saves, part.number, part.started_s)
@@ -272,7 +271,8 @@ def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCh
 
 
 def _not_hit(damaged: Sequence[Damage], saved: SavedCheckpoint, deltas: Deltas) -> SavedCheckpoint | None:
-    """The checkpoint, unless a fault has damaged it, or one on which it builds. Not sure if it may build upon one."""
+    """The checkpoint. None if a fault has damaged it, or one on which it builds. If this is not known, it is not
+    sure."""
     if any(damage.step == saved.step for damage in damaged):
         return None
     earlier = [damage.checkpoint for damage in damaged if (damage.step or 0) < saved.step]
@@ -313,7 +313,7 @@ def apart(part: Segment) -> Apart | None:
 
 
 def files_of_others(history: History, attempt: int, base: int) -> str:
-    """Clauses about ranks that loaded the file of another rank and not their own, which has the same name but for
+    """Clauses about ranks that loaded the file of another rank instead of their own; the two names differ only in
     numbers. Empty if there are none. `base`: the step after which the files were saved."""
     writer = {save.path: save.ranks[0] for save in history.saves if save.global_step == base and len(save.ranks) == 1}
     clauses = []
@@ -332,7 +332,7 @@ def files_of_others(history: History, attempt: int, base: int) -> str:
 
 def _by_state(part: Segment) -> Apart | None:
     """The ranks whose optimizer's counter and samples both go on from another step than those of the other ranks,
-    whatever file they loaded: its contents may be of an older step than its name."""
+    whatever file they loaded: the contents of a file may be older than its name says."""
     alone = [one for one in part.witnesses if one.ranks and len(one.fits) == 1 and part.base not in one.fits]
     counters = {(one.ranks, one.fits) for one in alone if one.name == OPTIMIZER}
     rest = {

@@ -1,9 +1,9 @@
 """Decides whether a job saves at fixed steps or at fixed times. At fixed times, each run saves at other steps.
 
-Measures for how long training stopped for each checkpoint. This includes the time in which the job waits for a save in
-another thread: a save that returns at once blocks only for the time of its call, but the job may still wait for its
-end. Then the rank is in no phase of a step from the begin of the save to its end, and goes on when the save has ended.
-"""
+Also measures for how long training stopped for each checkpoint. This includes waiting for a save in another thread: a
+save that returns at once blocks only for the time of its call, but the job may later wait for its end. During such a
+wait, the rank is in no phase of a step from the beginning of the save to its end, and goes on when the save has
+ended."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from torchaos.harness.record.checkpoint_names import number_in_name
 from torchaos.harness.record.history import Executions, History, Save
 from torchaos.harness.record.record import Record
 
-_ENOUGH = 3  # gaps between saves that are needed to judge
-_REGULAR = 1.5  # the longest gap divided by the shortest
+_ENOUGH = 3  # the fewest gaps between saves from which this is judged
+_REGULAR = 1.5  # the longest gap divided by the shortest, at most
 
 
 def saves_vary(run: Record, twins: Sequence[Record]) -> bool:
@@ -110,7 +110,7 @@ def _ahead(save: Save) -> int | None:
 
 
 def _gaps_between_saves(record: Record) -> list[tuple[int, float]]:
-    """(steps, seconds) between successive saves of an attempt, without the save after the last step of the run."""
+    """(steps, seconds) between successive saves of an attempt, without the save after the run's last step."""
     begun: dict[tuple[int, int], float] = {}
     for save in sorted(record.history.saves, key=lambda save: save.begun_s):
         if save.global_step is not None and save.global_step != record.history.last_step:

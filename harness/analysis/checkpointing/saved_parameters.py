@@ -1,13 +1,13 @@
 """Checks that a checkpoint holds the parameters that this run had at the checkpoint's step. A twin can't show a wrong
-save, because it makes the same mistake. So the check sums of the parameters at the begin of each save
+save, because it makes the same mistake. So the check sums of the parameters at the beginning of each save
 (agent/state/state_check_sums.py) are compared with the check sums of the tensors in the checkpoints
 (checkpoints/tensor_values.py).
 
-A tensor should hold a parameter if it has the parameter's name, type and shape. Many such tensors rightly hold another
-thing: an average, a target network, the best model so far. So only checkpoints that the job resumes from are judged,
-without tensors whose name or path says that they are averages or the like. A parameter is right if any tensor of its
-name holds it, in this file or another file of the same step and use. And the checkpoint itself must state its step, and
-the recorded save must agree, because a copy may be written a step late.
+A tensor should hold a parameter if it has the parameter's name, type and shape. Many such tensors rightly hold
+something else: an average, a target network, the best model so far. So only checkpoints from which the job resumes are
+judged, without tensors whose name or path says that they are averages or the like. A parameter is right if any tensor
+of its name holds it, in this file or another file of the same step and use. And the checkpoint itself must state its
+step, and the recorded save must agree, because a copy may be written a step late.
 
 Also finds the step after which ranks that had held the same parameters no longer did."""
 
@@ -297,7 +297,7 @@ class Held:
 
 
 def _less_right(off: Iterable[_Entry], among: Iterable[_Entry]) -> list[_Entry]:
-    """`off` without the parameters for which an entry in `among` holds the right values."""
+    """`off` without the parameters of which an entry in `among` holds the right values."""
     right = {entry.name for entry in among if entry.right}
     return [entry for entry in off if entry.name not in right and entry.values.whole]
 
@@ -314,7 +314,7 @@ class Apart(NamedTuple):
 
 def ranks_apart(run: Record) -> Apart | None:
     """The first step after which the ranks were seen with different parameters, if they had been seen with the same
-    before, and never with different ones. None if there is none, or if the parameters were not recorded."""
+    before. None if they never differed, if they differed from the start, or if the parameters were not recorded."""
     found: dict[tuple[int, int], dict[int, tuple[object, float]]] = defaultdict(dict)
     for one in run.history.executions.placed:
         if one.global_step is not None and one.parameters is not None and is_whole(one.parameters):

@@ -27,7 +27,8 @@ class Other:
 
     @property
     def of(self) -> str:
-        """The name of the parameter that a moment belongs to; the argument that an input is; any other name."""
+        """The name by which the part is told: of a moment, the parameter to which it belongs; of an input, the
+        argument; otherwise its own name."""
         if self.quantity == INPUTS:  # such as .0.1, the second positional argument, or .1.mask, a keyword argument
             return f"(argument {self.name.split('.', 2)[-1]})"
         if self.quantity == MODES:  # the name of the outermost module is empty, or ends with a colon
@@ -40,8 +41,8 @@ _MOMENTS = re.compile(r"^(?:\w*(?:exp_avg|momentum|moment|avg|sum|acc|buf|state|
 
 
 def of_optimizer(others: Sequence[Other]) -> str:
-    """What these parts of an optimizer's state are: "moments", or the attribute of an optimizer of a plain class that
-    holds all of them and has another name, such as "masters"."""
+    """What to call these parts of an optimizer's state: "moments", or the attribute of an optimizer of a plain class
+    that holds all of them and has another name, such as "masters"."""
     names = [other.name.split("/") for other in others if other.quantity == MOMENTS]
     attributes = {name[1] if len(name) > 1 and name[1] != name[0] else "" for name in names}
     (only, *more) = attributes or {""}
@@ -67,8 +68,8 @@ def in_words(others: Sequence[Other], world: int) -> str:
 
 
 def exchanged_in_words(others: Sequence[Other]) -> str:
-    """Which rank began with the generators of which other rank, if ranks exchanged the states of all of these
-    generators among themselves. Else empty."""
+    """If ranks exchanged the states of all of these generators among themselves: which rank began with those of which
+    other. Otherwise empty."""
     names = list(dict.fromkeys(other.name for other in others))
     ranks = sorted({rank for other in others for rank in other.ranks})
     donors = {said("of a rank", rank=rank): rank for rank in ranks}
@@ -89,7 +90,7 @@ def _clause(others: Sequence[Other], world: int, alone: bool) -> str:
     """A clause about parts that differ only in their names, or that all hold the values of another name. `alone`: it is
     the only clause about generators."""
     first, more = others[0], len({other.of for other in others}) - 1
-    unseen = first.quantity == RNG and not first.equal and alone  # then nothing is said of the other ranks
+    unseen = first.quantity == RNG and not first.equal and alone  # nothing is said of the other ranks then
     where = "" if unseen or len(first.ranks) == world else f" on {numbered('rank', first.ranks)}"
     likewise, apart = (f" and {more} more" if more else ""), ""
     if more and EXCHANGED in first.holds:

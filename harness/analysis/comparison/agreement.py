@@ -1,12 +1,11 @@
 """Finds the steps in which two runs of a job differ in losses and learning rates, rank by rank, and decides whether
 twins that were made earlier still belong to the job.
 
-An attempt may execute only the rest of a step, if the job had saved in the middle of an accumulation, with its
-gradients. The losses and samples of such a step are the last part of the twin's step, and the following steps are equal
-to the twin's: so the gradients of the first part came from the checkpoint. Such a step is compared as a whole.
+If a job saves in the middle of an accumulation, with its gradients, an attempt may execute only the rest of a step. The
+losses and samples of such a step are the last part of the twin's step, and the following steps are equal to the twin's:
+so the gradients of the first part came from the checkpoint. Such a step is compared as a whole.
 
-Changed input files are found before a run (running/twin_key.py). Any other change shows only in the records.
-"""
+Changed input files are found before a run (running/twin_key.py). Any other change shows only in the records."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ def _led_to_the_same(
 
 
 _ROUNDING = RATE.floor
-_FEW = 4  # so many steps are needed to find a shift of the schedule
+_FEW = 4  # the fewest steps in which a shift of the schedule is searched
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _is_with(step: Execution, other: Execution | None) -> bool:
 
 Array = npt.NDArray[Any]
 
-ENOUGH = 3  # twins to learn from
+ENOUGH = 3  # the number of twins from which noise is learned
 OTHER_WORLD = 0.01  # relative: the least tolerance for means over another number of ranks, which sum in another order
 
 
@@ -181,7 +180,7 @@ class Difference:
     ours: float | None
     theirs: float | None
     relative: float
-    backward: str = ""  # which one of the step has this loss, if there are several
+    backward: str = ""  # which backward of the step has this loss, if there are several
     before_samples: bool = False  # its own samples are the twin's, and later ones of the step are not
 
 
@@ -208,7 +207,7 @@ def before(history: History, at_s: float) -> StepTable:
 
 
 def unreported(history: History, ours: StepTable, other: History, theirs: StepTable) -> set[int]:
-    """The steps that both runs made and that a rank of one of them did not report: an error had switched off its agent,
+    """The steps that both runs made, but one rank of one of them did not report: an error had switched off its agent,
     or it died of the fault at the very end of the step. Means and sums leave these steps out."""
     mine, twins = common(ours, theirs)
     alike = np.isin(mine.numbers, Both.of(mine, twins).ours.numbers)
@@ -342,8 +341,9 @@ def _of_rank(
 
 
 def _is_before_samples(run: Execution, twin: Execution, number: int) -> bool:
-    """Whether the samples up to backward `number` of the step (from 1) are the twin's, and later ones are not. Each
-    backward is taken to have as many samples as the others. Then its loss can't follow from the samples."""
+    """Whether the samples up to backward `number` of the step (from 1) are the twin's, and later ones are not. Then the
+    loss of this backward can't follow from the samples. Each backward is taken to have as many samples as the
+    others."""
     mine, twins, each = run.samples, twin.samples, divmod(len(twin.samples), len(twin.losses))
     until = number * each[0]
     return bool(until) and not each[1] and len(mine) == len(twins) and mine != twins and mine[:until] == twins[:until]

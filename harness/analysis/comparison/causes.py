@@ -1,5 +1,5 @@
-"""Finds the most likely cause why a resumed job computes other values than its twin: what differed first, in the order
-of the data flow, of all that was recorded.
+"""Finds the most likely cause why a resumed job computes other values than its twin: of everything that was recorded,
+what differed first in the order of the data flow.
 
 A quantity is said to differ or to agree only if it was seen, and a quantity that was not recorded is never a cause
 (claims.py). A quantity that acts only in the update can't have changed the first loss after a resume."""
@@ -52,7 +52,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 
-_UPDATE = (TRAINED, MOMENTS, "optimizer counter", "learning rate")  # they act in the update: on later losses only
+_UPDATE = (TRAINED, MOMENTS, "optimizer counter", "learning rate")  # these act in the update, so only on later losses
 _NAMES = {
     "samples": "samples", INPUTS: "inputs of the model", "parameters": "weights at the start",
     "frozen": "frozen parameters", "buffers": "buffers", RNG: "RNG states", TRAINED: "set of trained parameters",
@@ -78,7 +78,7 @@ class Cause(NamedTuple):
 
     words: str  # a sentence about the attempt with the first difference
     short: str = ""  # the cause alone; empty if it is not known
-    before_samples: bool = False  # it acted before the samples of the step that differ, which then follow
+    before_samples: bool = False  # the cause acted before the samples of the step that differ, which follow from it
 
 
 def likeliest_cause(
@@ -87,7 +87,7 @@ def likeliest_cause(
 ) -> Cause:  # fmt: skip
     """The most likely cause of the first difference. `history`: the run's history, from its agent or from its log.
     `ours`, `theirs`: the steps of the run and of its first twin. `twin`: None if the steps are compared with their
-    first execution. `twins`: the steps of all twins: what differs between them too explains nothing."""
+    first execution. `twins`: the steps of all twins; a quantity that differs between them explains nothing."""
     cause = _cause(run, history, ours, theirs, first, twin, twins)
     return cause if twin else cause._replace(words=_without_twin(cause.words), short=_without_twin(cause.short))
 
@@ -183,7 +183,7 @@ class _Resumed:
         exact.append(skips)
         data, state = None if skips else samples_fact(since, ours, theirs, self.noisy), list(self._state())
         if data and data.step > self._base + 1 and any(fact.quantity not in (RNG, *_UPDATE) for fact in state):
-            data = None  # it came later than what differed from the start, and may follow from it
+            data = None  # this began to differ later than what differed from the start, and may follow from it
         elif not data and not skips:
             state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
         counter = counter_fact(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
@@ -201,7 +201,7 @@ class _Resumed:
         proved = [Fact("", self._first.step, clause) for clause in exact if clause]
         found = [fact for fact in (*proved, data, *state, *update) if fact]
         if all(_is_late(fact, self._first) for fact in found) and (others := self._begun.changed_generators):
-            found.insert(0, self._generators(others))  # the loop may draw from them; nothing else explains it
+            found.insert(0, self._generators(others))  # the loop may draw from these; nothing else explains it
         if not found and (files := files_of_others(self._history, self._attempt, self._base)):
             found.append(Fact("files", self._base + 1, said("files of others", found=files)))
         if not found and (other := apart(self._part)):
@@ -266,8 +266,9 @@ class _Resumed:
             yield Fact(MOMENTS, self._base + 1, said("moments", what=of_optimizer(others), found=found))
 
     def position_apart(self) -> str:
-        """A clause if the weights are those after the base, and the samples and learning rates are those of the twin's
-        steps after another step: a job may keep its position in another file than its weights. Else empty."""
+        """A clause if the job went on at two places at once: its weights are those after the base, and its samples and
+        learning rates are those of the twin after another step. (A job may keep its position in another file than its
+        weights.) Otherwise empty."""
         begun = [step for step in range(self._base + 1, self._base + 1 + _SETTLED) if step in self._ours]
         if self._twin is None or self._weights != {} or len(begun) < _SETTLED:
             return ""
@@ -339,7 +340,7 @@ class _Resumed:
         return equal, unseen
 
     def unrecorded(self) -> str:
-        """A clause about the cause if every recorded quantity agrees: in which part of a step it acts."""
+        """If every recorded quantity agrees: a clause about the part of a step in which the cause acts."""
         first, agreed = self._first, self._first.step - self._base - 1
         if first.what == "number of losses":
             step = [StepTable.of({first.step: steps[first.step]}) for steps in (self._ours, self._theirs)]
@@ -384,7 +385,7 @@ class _Resumed:
 
     def _acts_later(self) -> bool:
         """Whether the first step after the resume left other moments than in the twin, although its losses and the
-        parameters after it are equal bit for bit, and so its gradients were."""
+        parameters after it, and so its gradients, are equal bit for bit."""
         mine, twins = (steps.get(self._base + 1, {}) for steps in (self._ours, self._theirs))
         pairs = [(mine[rank], twins[rank]) for rank in mine if rank in twins]
         same = all(

@@ -110,7 +110,7 @@ class Comparison:
 
     @property
     def are_clear(self) -> bool:
-        """Whether it is known if the losses agree."""
+        """Whether it is known if the losses agree or not."""
         return self.first is not None or self.finding().outcome is not Outcome.INCONCLUSIVE
 
     @cached_property
@@ -175,8 +175,8 @@ class Comparison:
         return replace(finding, cause=cause.short)
 
     def _means_before(self, step: int) -> str:
-        """A sentence about means that differ earlier, in steps of other ranks, by less than is allowed.
-        Empty if there are none."""
+        """A sentence about earlier steps, made by other ranks than in the twin, whose means differ by less than is
+        allowed. Empty if there are none."""
         earlier = differences(until(self._ours, step - 1), self._twins[0], self._limits, other_world=ROUNDING)
         found = [other for other in earlier if other.rank is None]
         if not found:
@@ -373,7 +373,8 @@ def _list(ranks: set[int]) -> str:
 
 
 def first_of(first: Difference, cause: Cause) -> First:
-    """A loss that came before the samples that differ does not follow from them: then they follow from it."""
+    """The loss as what went wrong first. If it came before the samples that differ, it does not follow from them: they
+    follow from it."""
     return First(What.LOSSES if cause.before_samples else What(first.what), first.step)
 
 

@@ -99,9 +99,9 @@ def meaning(
     loss: Difference | None, bitwise: bool, first: Clash, *, seen: bool, clear: bool = True, what: str = ""
 ) -> str:  # fmt: skip
     """A sentence about the meaning of the first clash. `loss`: the first difference of the losses that neither noise
-    nor rounding explains; None: there is none. `what` differs in it, if not what it says. `bitwise`: the losses agree
-    bit by bit, as far as both runs show them. `seen`: both runs show losses. `clear`: it is known whether they
-    agree."""
+    nor rounding explains; None: there is none. `bitwise`: whether the losses agree bit by bit, as far as both runs show
+    them. `seen`: whether both runs show losses. `clear`: whether it is known if they agree. `what`: what differs in
+    `loss`, if not `loss.what`."""
     agree = said("losses agree" if bitwise else "losses near")
     name = first.name.rpartition(":")[2]
     hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
@@ -307,8 +307,8 @@ class AgainstTwins:
 
 
 def _inexact(history: History, put_back: Iterable[Loaded], bound: float = 0.0) -> Finding | None:
-    """The finding about a rank that began an attempt with parameters which differ from the saved parameters by more
-    than `bound`, relative to their norm."""
+    """The finding about a rank that began an attempt with parameters that differ from the saved parameters by more than
+    `bound`, relative to their norm. None if there is none."""
     least = max(PUT_BACK, bound)
     off = next((resumed for resumed in put_back if math.isfinite(resumed.off) and resumed.off > least), None)
     if off is None:
@@ -332,7 +332,7 @@ def _comparable(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) 
 
 
 def _first(ours: Steps, theirs: Steps) -> int | None:
-    """The first step after which the parameters differ. Only steps count whose parameters were seen on the same ranks
+    """The first step after which the parameters differ. Only steps count in which the same ranks' parameters were seen
     in both runs. None if there is none."""
     common = sorted(step for step in ours.keys() & theirs.keys() if _comparable(ours[step], theirs[step]))
     return next(

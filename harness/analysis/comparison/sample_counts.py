@@ -1,8 +1,8 @@
 """The samples of a step: whether two runs have the same, and how often and when each was consumed.
 
 Ranks may take over each other's samples after a restart, as with a sampler that deals them out anew. The sum over the
-ranks is the same, so each loss is compared with that of the twin's rank that had the same samples. Iterations that made
-no optimizer step, as when a loss scale is too large, count too: if the run skips other iterations than the twin, every
+ranks is the same, so each loss is compared with that of the twin's rank that had the same samples. Iterations without
+an optimizer step, as when a loss scale is too large, count too: if the run skips other iterations than the twin, every
 later step has the samples and the rate of another step."""
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def _by_index(execution: Execution) -> tuple[Hashable, ...]:
 
 def reader(ours: Steps, theirs: Steps) -> Read:
     """A function that returns the samples of a step for messages: by index if both sides have indices and use them for
-    the same samples, because the contents of a sample may be drawn again each time. It is not used to decide whether
-    samples are equal."""
+    the same samples, because the contents of a sample may be drawn again each time; otherwise by digest. Whether
+    samples are equal is decided elsewhere."""
     return _by_index if by_index(ours, theirs) and not renumbered(ours, theirs) else digests_of
 
 
 def renumbered(ours: Steps, theirs: Steps) -> bool:
     """Whether the two sides have other indices for the same samples, as in a dataset that is made of the rest of an
-    epoch. Looks only at the first steps that differ, at samples with a digest of their own, and at contents that came
-    with one index on each side."""
+    epoch. Looks only at the first steps that differ, and there at samples with a digest of their own and only one index
+    on each side."""
     mine, twins = StepTable.of(ours), StepTable.of(theirs)
     other = different(mine, twins)[:_ENOUGH]
     had, has = _indices_of(mine.at(other)), _indices_of(twins.at(other))
@@ -92,8 +92,8 @@ def by_index(*histories: Steps) -> bool:
 
 def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
     """Whether the two steps trained on the same samples. If there is one digest for each sample, equal digests are
-    enough, and the indices may differ. If a digest is of another part of the batch (tokens of packed samples), the
-    indices must be equal too, if all are known. If only sums are known on one side, the sums decide."""
+    enough, and the indices may differ. If a digest is of something else (tokens of packed samples), the indices must be
+    equal too, if all are known. If one side has only sums, the sums decide."""
     if any_summed(mine, others):
         return _same_sums(mine, others)
     if counts_of(mine) != counts_of(others):
@@ -107,7 +107,7 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
 
 
 def ends_of(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
-    """Whether a step did only the rest of another step on each rank, as far as its samples were seen."""
+    """Whether a step did only the end of another step on each rank, as far as its samples were seen."""
     for rank in mine.keys() & others.keys():
         part, whole = mine[rank].samples, others[rank].samples
         pairs = zip(reversed(part), reversed(whole), strict=False)
@@ -134,7 +134,7 @@ def _same_sums(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -
 
 
 def not_surely_same(mine: StepTable, others: StepTable) -> list[int]:
-    """The steps of either side, except steps in which all samples were seen and are the same on each rank."""
+    """The steps of either side, without those in which all samples were seen and are the same on each rank."""
     both = Both.of(mine, others)
     ours, theirs = both.ours.executions, both.theirs.executions
     other = ~(ours.samples_known & theirs.samples_known & _equal(both))
@@ -160,7 +160,7 @@ def different(mine: StepTable, others: StepTable) -> list[int]:
 
 
 def _equal(both: Both, name: str = "samples") -> Array:
-    """For each step and rank: whether both runs have the same samples. In the same order, if that is known."""
+    """For each step and rank: whether both runs have the same samples; in the same order, if the order is known."""
     summed = both.ours.executions.column("summed") | both.theirs.executions.column("summed")
     equal = both.equal(name)
     if summed.any():
@@ -185,9 +185,9 @@ def steps_like(steps: StepTable, by_rank: Mapping[int, Execution], read: Read) -
 def in_order(
     by_rank: Mapping[int, Execution], by_sum: bool = False
 ) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:  # fmt: skip
-    """The contents of a step, rank by rank. `by_sum`: only their sums, because some steps have only these. Contents
-    that only one step of the twin has identify the samples even if indices differ: after a resume an index may count
-    from another sample, for example in a Subset of the rest of an epoch."""
+    """The contents of a step, rank by rank. `by_sum`: only their sums, because some steps have only sums. If only one
+    step of the twin has these contents, they identify the samples even if indices differ: after a resume an index may
+    count from another sample, for example in a Subset of the rest of an epoch."""
     return tuple(
         (rank, sums_of(execution)[:2] if by_sum else digests_of(execution))
         for rank, execution in sorted(by_rank.items())
@@ -297,7 +297,7 @@ class FirstUses:
 
 def with_losses_by_samples(ours: StepTable, theirs: StepTable) -> tuple[StepTable, list[int]]:
     """The run's steps as if each rank had consumed the samples that it consumed in the twin: if another rank consumed
-    them, the rank gets that rank's losses. And the numbers of the steps that this changed."""
+    them, the rank gets that rank's losses. Also returns the numbers of the steps that this changed."""
     both = Both.of(ours, theirs)
     unseen = ~(both.ours.executions.samples_known & both.theirs.executions.samples_known)
     moved = both.ours.any(~both.equal("samples_sum")) & ~both.ours.any(unseen)
@@ -329,9 +329,9 @@ def _exchanged(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -
 
 
 def with_losses_of_whole_batches(ours: StepTable, theirs: StepTable, allowed: float) -> tuple[StepTable, list[int]]:
-    """The run's steps as if each rank had divided its samples into as many backwards as in the twin: its losses are the
-    twin's, times what the sum of its own is of the sum of the twin's. And the numbers of the steps that this changed.
-    `allowed`: relative; if the sums are farther apart, the losses stay as they are."""
+    """The run's steps as if each rank had divided its samples into as many backwards as in the twin: the losses are the
+    twin's, multiplied by the ratio of its own sum of losses to the twin's. Also returns the numbers of the steps that
+    this changed. `allowed`: relative; if the sums are farther apart, the losses stay as they are."""
     both, changed, new = Both.of(ours, theirs), list[int](), dict[int, Execution]()
     many = [lengths(side.executions.column("losses")) for side in (both.ours, both.theirs)]
     other = both.ours.any(many[0] != many[1])
@@ -359,17 +359,18 @@ ByStep = Mapping[int, Mapping[int, Execution]]
 
 
 def other_iterations(ours: ByStep, theirs: ByStep, until: int | None = None) -> str:
-    """A clause about the first step, `until` at the latest, in which another optimizer stepped than in the twin, or
-    before which another number of iterations was skipped. Empty if none was seen."""
+    """A clause about the first step, at most `until`, in which another optimizer stepped than in the twin, or before
+    which another number of iterations was skipped. Empty if there is none."""
     every, twins = StepTable.of(ours), StepTable.of(theirs)
     mine = every.up_to(until)
     return _by_turns(mine, twins) or _by_gradients(mine, twins, every) or _by_schedule(mine, twins)
 
 
 def _by_turns(mine: StepTable, twins: StepTable) -> str:
-    """A clause about optimizers that take turns, such as those of a GAN, if each step of one is a step of the job. Then
-    each of the two counters goes on from one that the twin had reached before, and not from the same one; and as a
-    counter alone may be wrong, the step had other samples."""
+    """A clause about optimizers that take turns, such as those of a GAN, if each step of one is a step of the job:
+    another one stepped than in the twin. It is shown if each of the two counters goes on from a value that the twin had
+    reached before, but not from the same one, and if the step also had other samples, because a counter alone may be
+    wrong."""
     both = Both.of(mine, twins)
     other = both.ours.numbers[both.ours.any(~both.equal("opt_step"))].tolist()
     if not other or other[0] not in twins:
@@ -389,8 +390,8 @@ def _by_turns(mine: StepTable, twins: StepTable) -> str:
 def _by_gradients(mine: StepTable, twins: StepTable, every: StepTable) -> str:
     """A clause about skipped iterations, shown by cleared gradients: the job cleared gradients without an optimizer
     step more or less often than the twin, and the samples of the next step are those of an iteration that is later, or
-    earlier, by the difference. A job that warms up or tries a step again clears gradients too, and its samples stay as
-    they are. `every`: all steps of the run."""
+    earlier, by the difference. (A job that warms up or tries a step again clears gradients too, but its samples stay as
+    they are.) `every`: all steps of the run."""
     both = Both.of(mine, twins)
     other = both.ours.any(~both.equal("dropped"))
     iterations = _iterations(twins)
@@ -412,9 +413,9 @@ def _iterations(steps: StepTable) -> Array:
 
 
 def _are_of(since: StepTable, at: Array, twins: StepTable, iterations: Array) -> bool:
-    """Whether the first of these steps has the samples of the twin's step that made the same iteration. The twin may
-    have skipped that iteration, or ended before: then it has samples that the twin never used, or other samples than
-    in the twin, and the next step whose iteration the twin made has the samples of that."""
+    """Whether the first of these steps has the samples of the twin's step that made the same iteration. If the twin
+    skipped that iteration, or ended before: whether the step has samples that the twin never used, or other samples
+    than in the twin, and the next step whose iteration the twin made has the samples of that one."""
     common, ours, theirs = np.intersect1d(at, iterations, return_indices=True)
     if not all_known(first := since[int(since.numbers[0])]):
         return False

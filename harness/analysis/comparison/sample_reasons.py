@@ -1,9 +1,9 @@
 """Explains in words how the samples of a run differ from those of its twin, or of an earlier execution of the same
 steps: skipped, rewound, or consumed in another order.
 
-Samples that the job computes itself, such as the observations that a policy meets, or a model's own output as its next
-input, follow from the parameters. So if parameters differ by rounding, such samples do too, and their digests, which
-are exact, differ as if they were other samples."""
+Some jobs compute their samples, such as the observations that a policy meets, or a model's own output as its next
+input. Such samples follow from the parameters. If the parameters differ by rounding, the samples do too, and their
+digests, which are exact, differ as if they were other samples."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def may_be_computed(*steps: ByRank) -> bool:
 
 
 def equal_but_for_rounding(mine: ByRank, others: ByRank, world: int) -> bool:
-    """Whether samples of a step that was done again may differ from those of its first execution by rounding alone.
-    They may if there are as many as before, the job may have computed them, there are enough ranks for rounding, and
-    the losses agree except for rounding."""
+    """Whether samples of a step that was done again may differ from those of its first execution by rounding alone:
+    there are as many as before, the job may have computed them, there are enough ranks for rounding, and the losses
+    agree except for rounding."""
     if not (rounds_on(world) and may_be_computed(mine, others) and _as_many(mine, others)):
         return False
     losses_seen = all(execution.loss_seen for by_rank in (mine, others) for execution in by_rank.values())
@@ -61,15 +61,16 @@ def equal_but_for_rounding(mine: ByRank, others: ByRank, world: int) -> bool:
 
 
 class Computed:
-    """Which differing samples of a run may differ from its twin's only because parameters do."""
+    """Knows which differing samples of a run may differ from its twin's only because the parameters do."""
 
     def __init__(self, history: History, ours: StepTable, theirs: StepTable) -> None:
         self._history, self._ours, self._theirs = history, ours, theirs
 
     def follows(self, step: int) -> bool:
-        """Whether the samples of the step may have been computed from parameters that differed before. In the first
-        step after a restart they come from what was restored, and must be the twin's. Samples that the twin used in
-        another step were not computed, unless it met equal ones in one step: then there are few different ones."""
+        """Whether the samples of the step may have been computed from parameters that differed before. Not in the first
+        step after a restart: there they come from what was restored, and must be the twin's. And not if the twin used
+        these samples in another step: then they were not computed. (This does not count if the twin met equal samples
+        in one step, because then there are few different ones.)"""
         mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
         if not mine or not twins or self._resumed_in(step) or self._began_alike(step):
             return False
@@ -85,8 +86,8 @@ class Computed:
         return all(one.indices and one.indices == twins[rank].indices for rank, one in mine.items())
 
     def may_be_rounded(self, step: int) -> bool | None:
-        """Whether rounding explains the difference, as may_be_rounding() says it of the losses. False also if losses
-        were not seen."""
+        """Whether rounding explains the difference: see may_be_rounding(), which asks it of the losses. False also if
+        losses were not seen."""
         first = rounded_from(self._history)
         if first is None or step < first or self._losses_agree is None:
             return None
@@ -115,13 +116,13 @@ class Computed:
     @cached_property
     def are_few(self) -> bool:
         """Whether most steps have equal samples in the batch of a rank. Then the job has few different samples, such as
-        the positions in a small game, and may compute a sample that the twin used, too."""
+        the positions in a small game, and may compute one that the twin used, too."""
         own = [digests_of(step) for step in self._theirs.executions]
         return 2 * sum(len(set(samples)) < len(samples) for samples in own) > len(own)
 
     @cached_property
     def _used(self) -> set[object]:
-        """The digests of all samples of the twin that show that a sample was not computed."""
+        """The digests of the twin's samples that are proof: a sample with such a digest was not computed."""
         return set() if self.are_few else set(total_of(self._theirs.values(), digests_of))
 
 
@@ -145,8 +146,8 @@ def inputs_at_resume(run: Record, twin: Record) -> OtherInputs:
 
 
 def carried_inputs(run: Record, begun: Begun) -> str:
-    """A clause about inputs of the model that are others beside right ones: they are no samples of a data loader. Empty
-    if there are none, or if a data loader gave them."""
+    """If some inputs of the model are the right ones: a clause about the others, which are then no samples of a data
+    loader. Empty if there are none, or if a data loader gave them."""
     if not begun.some_inputs or not may_be_computed(run.history.by_step().get(begun.base + 1, {})):
         return ""
     return said("some inputs", found=parts_in_words(begun.some_inputs, _world(run)), step=begun.base + 1)
@@ -250,7 +251,7 @@ def story(
     other: str = "the twin",
 ) -> str:  # fmt: skip
     """The most likely explanation of the first step whose samples differ from those of `other`. `skipped`: the samples
-    that were not consumed later either; None if that is not known."""
+    that no later step consumed either; None if that is not known."""
     got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
     one = next(iter(ours[step].values()))
     part = next((part for part in history.segments if (part.number, part.after) == (one.attempt, one.segment)), None)

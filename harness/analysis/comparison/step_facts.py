@@ -103,7 +103,7 @@ def with_samples_of_their_own(since: Sequence[int], twins: Sequence[Steps]) -> f
 
 def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps, noisy: Collection[int] = ()) -> Fact | None:
     """The first step that was given other samples than in the twin. `noisy`: steps whose samples differ between the
-    twins too; their indices alone show anything."""
+    twins too; in these, only indices count."""
     wholes = [StepTable.of(ours), StepTable.of(theirs)]
     if are_copied(wholes[1]):
         wholes = [without_copies(whole) for whole in wholes]
@@ -174,8 +174,8 @@ def skipped_update(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | N
 def counter_fact(
     since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
 ) -> Fact | None:  # fmt: skip
-    """The first step after which the counter is not the twin's, unless it lacks just the steps that were skipped since
-    the resume, as a GradScaler skips them: then it has counted rightly."""
+    """The first step after which the counter is not the twin's. None if the counter is right: it lacks just the steps
+    that were skipped since the resume, as a GradScaler skips them."""
     lacks: dict[int, tuple[int, int]] = {}  # by rank: the last step after which the counters differed, and by how much
     for step, run, twin in pairs(other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
         mine, twins = read(run), read(twin)
@@ -201,7 +201,7 @@ def pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[in
 
 
 def is_like_the_start(ours: Steps, first: Difference) -> bool:
-    """Whether the first loss that differs is nearer to the run's first loss of all than to the twin's loss in that
+    """Whether the first loss that differs is nearer to the run's very first loss than to the twin's loss in that
     step."""
     start = ours.get(min(ours), {}).get(first.rank or 0)
     if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:

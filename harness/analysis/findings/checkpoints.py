@@ -54,7 +54,7 @@ class Checkpoints:
         theirs = [one for twin in twins if (one := checkpoints_of(twin))]
         self._were_read = found is not None
         self._some = bool(found)
-        # Those that can't be read, and in the twins neither, are left out.
+        # Left out are checkpoints that can be read neither here nor in the twins.
         self._ours, self._theirs, self._unread, self._partly = without_unreadable(found or [], theirs)
 
     def unread(self) -> Finding | None:
@@ -75,17 +75,17 @@ class Checkpoints:
         return _resumed(self._run, self._twins, checkpoints_of(self._run) or []) if self._were_read else None
 
     def complete(self) -> Finding | None:
-        """A checkpoint that is marked as complete and is not, or a newest checkpoint that is torn or too old."""
+        """Finds a checkpoint that is marked as complete and is not, or a newest checkpoint that is torn or too old."""
         return self._dated(
             _broken(self._ours) or _claimed(self._run, self._ours) or _too_old(self._run, self._ours, self._unread)
         )
 
     def hold_parameters(self) -> Finding | None:
-        """A checkpoint that holds other parameters than the run had at its step."""
+        """Finds a checkpoint that holds other parameters than the run had at its step."""
         return self._dated(self._held.finding)
 
     def match_twin(self, tolerance: float | None = None, ignore: Sequence[str] = ()) -> Finding:
-        """Whether the newest is of the twin's step, and the contents equal the twin's at the same step."""
+        """Whether the newest checkpoint is of the twin's step, and all contents equal the twin's at the same step."""
         own = {"with_own_parameters": self._held.right} if self._held.right else {}
         if not self._theirs:
             torn = sum(not checkpoint.good for checkpoint in self._ours)
@@ -127,8 +127,8 @@ class Checkpoints:
 
 
 def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> Finding | None:
-    """Finds an attempt that resumed wrongly while a checkpoint was damaged. An attempt whose steps were done again
-    later does no harm, and is left out. None if there is none."""
+    """Finds an attempt that resumed wrongly while a checkpoint was damaged. None if there is none. An attempt whose
+    steps were all done again later does no harm, and is left out."""
     met = meetings(run)
     back = [meeting for meeting in met if counts(run, meeting.attempt.number)]
     for one in back:
@@ -294,7 +294,8 @@ def _as_in_the_twin(
     other = None if newest == due or known or vary else _other_newest(run, twins, newest, due)
     both = pairs(ours, theirs[0])
     same_world = [(one, other) for one, other in both if not of_another_world(run, twins[0], one.step)]
-    # A delta holds what has changed since those on which it builds: since others, other entries have changed.
+    # A delta holds what has changed since the checkpoints on which it builds. If these are others, other entries have
+    # changed.
     alike = [(one, other) for one, other in same_world if {*one.builds_on} == {*other.builds_on}]
     landed_s = min((landing.at_s for landing in landings(run)), default=0.0)
     made = compare(alike, theirs, run.history, tolerance, ignore, landed_s)
@@ -354,8 +355,8 @@ def _as_in_the_twin(
 
 
 def _other_newest(run: Record, twins: Sequence[Record], newest: int | None, due: int | None) -> Finding:
-    """The failure of a newest checkpoint that is of another step than the twin's. It follows if the job itself ended in
-    another step."""
+    """The failure of a newest checkpoint that is of another step than the twin's. It is a consequence if the job itself
+    ended in another step."""
     words = f"the newest checkpoint is of step {newest}, the twin's of step {due}"
     ends = final_step(run) or 0, final_step(twins[0]) or 0
     if ends[0] == ends[1] or max(newest or 0, due or 0) <= min(ends):

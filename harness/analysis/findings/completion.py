@@ -52,8 +52,8 @@ def completion(run: Record, twins: Sequence[Record], steps: int | None = None, o
 
 
 def _stopped_otherwise(run: Record, history: History, twins: Sequence[Record], steps: int | None) -> str:
-    """A sentence on why the job stopped in another step than its twin, to follow another sentence. Empty if nothing
-    shows that, or if a number of steps was given."""
+    """A sentence on why the job stopped in another step than its twin; it follows another sentence. Empty if nothing
+    shows why, or if a number of steps was given."""
     is_same = history.last_step == final_step(twins[0])
     if steps is not None or is_same or not all(made.executions.loss_seen.any() for made in (history, twins[0].history)):
         return ""

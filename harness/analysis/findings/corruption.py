@@ -207,8 +207,8 @@ _WHO = {
 
 @dataclass(frozen=True)
 class Corruption:
-    """Whether corruption was found in at most `within` steps, by anybody or by the job, and no checkpoint holds bad
-    state."""
+    """Judges whether corruption was found in at most `within` steps, by anybody or by the job, and whether no
+    checkpoint holds bad state."""
 
     within: int = 10
     by: Literal["anybody", "job"] = "anybody"
@@ -295,8 +295,9 @@ def _corruptions(run: Record) -> list[Landing]:
 
 
 def _saved_bad(run: Record, twins: Sequence[Record], own: list[Step]) -> str | None:
-    """Names a checkpoint that holds bad state. In the attempt that was hit, these are the checkpoints that were saved
-    after one of the bad steps (`own`). Otherwise, if nothing was restarted, the contents on disk decide."""
+    """The name of a checkpoint that holds bad state; None if there is none. In the attempt that was hit, bad are the
+    checkpoints that were saved after one of the bad steps (`own`). Otherwise, if nothing was restarted, the contents on
+    disk decide."""
     steps = {(step.attempt, step.number) for step in own}
     for save in run.history.saves:
         if save.ok and (save.attempt, save.global_step) in steps:

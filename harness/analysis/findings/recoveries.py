@@ -128,7 +128,7 @@ def _steps(number: int) -> str:
     return f"{number} {'step' if number == 1 else 'steps'}"
 
 
-_CALM = 5  # so many steps before the fault are needed to compare the speed of run and twin
+_CALM = 5  # the fewest steps before the fault that are needed to compare the speed of run and twin
 Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global step, rank)
 
 

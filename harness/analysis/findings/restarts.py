@@ -160,7 +160,7 @@ def _between(run: Record, old: Attempt, new: Attempt) -> Between:
         return Between(tier, tier)
     if before is None or after is None:
         return Between("in_place", "in_place" if run.plan.job.nodes == 1 else "node_replaced")
-    anew = any(  # the first start of a standby node is no restart
+    anew = any(  # the first start of a standby node does not count as a restart
         old.started_s < event.mono_s <= new.started_s and event.data["node"] in before & after
         for event in run.of_kind(Kind.NODE_STARTED)
     )
@@ -176,7 +176,7 @@ def _nodes(run: Record, attempt: Attempt) -> set[int] | None:
 
 
 def evictions(run: Record, landed: Sequence[Landing], most: int) -> Finding:
-    """Whether at most so many nodes lost their ranks for good though no fault had hit them."""
+    """Whether at most `most` nodes lost their ranks for good although no fault had hit them."""
     gone = _evicted(run, landed)
     if gone is None:
         return inconclusive("the node of some ranks was not seen, so nobody knows which nodes were evicted")
@@ -204,7 +204,7 @@ def _evicted(run: Record, landed: Sequence[Landing]) -> set[int] | None:
 
 
 def offenders(run: Record, landed: Sequence[Landing], most: int) -> Finding:
-    """Whether each node that so many faults had hit was kept out of all later attempts."""
+    """Whether each node that at least `most` faults had hit was kept out of all later attempts."""
     offences, barred = Counter[int](), dict[int, int]()
     for landing in landed:
         nodes = _nodes_hit(run, landing)

@@ -75,7 +75,8 @@ def _restored(found: Sequence[Carried]) -> Finding:
 
 
 def _loaded_again(run: Record) -> str:
-    """The name of the checkpoint with which the only attempt went back to an earlier step after a fault. Else empty."""
+    """If the only attempt went back to an earlier step after a fault: the name of the checkpoint that it loaded.
+    Otherwise empty."""
     history = run.history
     hits = [hit.mono_s for hit in run.of_kind(Kind.APPLYING)]
     back = history.put_back(history.attempts[0].number, min(hits)) if hits and len(history.attempts) == 1 else []

@@ -58,7 +58,7 @@ class Resumes:
 
 
 class _OneResume:
-    """One resume: questions in a row, of which the first that has an answer makes the finding."""
+    """One resume. Its questions are asked one after the other; the first that has an answer makes the finding."""
 
     def __init__(self, run: Record, resume: Resume, allowed: int | None) -> None:
         self._run, self._resume, self._allowed = run, resume, allowed
@@ -112,8 +112,8 @@ class _OneResume:
         return failed(reason, base=self._base, newest=best.step, needless=best.step - self._base)
 
     def _why_late_is_unclear(self, best: SavedCheckpoint) -> str:
-        """A clause that says why the step of a checkpoint is not known that was saved while training went on. Empty if
-        the attempt loaded another one, whose save was seen."""
+        """A clause: why the step of a checkpoint that was saved while training went on is not known. Empty if the
+        attempt loaded another one, whose save was seen."""
         if any(load.ok and load.attempt == self._attempt.number and load.path in best.paths
                for load in self._run.history.loads):  # fmt: skip
             return f"it loaded {name_of(best.path)}"
@@ -228,7 +228,7 @@ def _redone(resume: Resume) -> int:
 
 def _is_newest(run: Record, resume: Resume) -> bool:
     """Whether the attempt loaded the newest checkpoint, by the order of the saves. If training went on during the
-    saves, the checkpoints may hold earlier states than those of the steps at which the saves began."""
+    saves, a checkpoint may hold an earlier state than that of the step at which its save began."""
     own, best = _loaded(run, resume), resume.best
     return bool(best and own and own.in_thread and (own.ended_s or 0.0) >= best.whole_s)
 
@@ -266,8 +266,8 @@ def _of_several(begun: str, other: Apart) -> Finding:
 
 
 def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
-    """A checkpoint whose save was not seen, but from which the job could have resumed. It is of a later step than
-    `base`, and of a step that was reached."""
+    """A checkpoint from which the job could have resumed, although its save was not seen: its step is after `base`, and
+    was reached. None if there is none."""
     points, root = points_of(run), root_of(run)
     return next(
         (
@@ -281,8 +281,8 @@ def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
 
 
 def _has_no_files(run: Record) -> bool:
-    """Whether no save to a file was seen, and the scenario names no folder, or one without any checkpoint that can be
-    read at the end."""
+    """Whether the job may keep its checkpoints elsewhere than in files: no save to a file was seen, and the scenario
+    names no folder, or one without any checkpoint that can be read at the end."""
     return not run.history.saves and (run.plan.job.checkpoints is None or checkpoints_of(run) == [])
 
 
@@ -302,7 +302,8 @@ def _unseen(run: Record) -> str:
 
 
 def _all_were_seen(run: Record) -> bool:
-    """Whether the save of every checkpoint that exists at the end was seen. Then no other save can have been missed."""
+    """Whether the save of every checkpoint that exists at the end was seen. Then no other save can have been missed
+    either."""
     there = checkpoints_of(run) or []
     return bool(there) and all(one.saved_s is not None for one in there)
 
@@ -319,8 +320,8 @@ def _not_resumed(run: Record) -> Finding:
 
 
 def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
-    """A clause that says how the job itself destroyed a complete checkpoint before the first step of the attempt: by
-    removing it or by writing over it. Empty if that was not seen."""
+    """A clause: how the job itself destroyed a complete checkpoint before the first step of the attempt, by removing it
+    or by writing over it. Empty if that was not seen."""
     number, by_s = resume.attempt.number, _first_s(run, resume) or inf
     removed = _removed(run, best, best.whole_s, by_s)
     whole = removed.keys() == best.paths
@@ -341,8 +342,8 @@ def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
 
 
 def _then_destroyed(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
-    """A sentence about a checkpoint that the attempt did not load, and that it removed or wrote over before it had
-    reached the step of the checkpoint again. Empty if that was not seen."""
+    """A sentence: the attempt did not load this checkpoint, and removed it or wrote over it before it had reached its
+    step again. Empty if that was not seen."""
     made = run.history.executions
     here = made.mono_s[(made.attempt == resume.attempt.number) & (made.global_step >= best.step)]
     span = best.whole_s, float(here.min()) if here.size else inf
@@ -396,8 +397,8 @@ def _cause(run: Record, resume: Resume, best: SavedCheckpoint, base: int) -> str
 
 
 def _was_there(run: Record, resume: Resume, best: SavedCheckpoint) -> bool:
-    """Whether a complete checkpoint was still there when the attempt made its first step, as far as anything shows it:
-    it is there at the end, or was removed, written over or loaded later. True if the end was not looked at."""
+    """Whether a complete checkpoint was still there when the attempt made its first step, as far as known: it is there
+    at the end, or was removed, written over or loaded later. True if the end was not looked at."""
     at_end = checkpoints_of(run)
     if at_end is None:
         return True
@@ -421,8 +422,8 @@ def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
 
 
 def _beside(parts: Sequence[Record], number: int, resume: Resume) -> Finding:
-    """Whether the replica continued from the highest step that the other replicas had done when it was started
-    again."""
+    """Whether the replica continued from the highest step that the other replicas had done when it was started again,
+    as a finding."""
     base, at_s = resume.attempt.base or 0, resume.attempt.started_s
     done = [part.history.highest_step(before_s=at_s) or 0 for part in parts]
     lost = max(0, max(done) - base)

@@ -77,9 +77,9 @@ def samples(run: Record, twins: Sequence[Record]) -> Finding:
 
 
 def samples_of_absent(run: Record, twins: Sequence[Record], most: int | None = None) -> Finding | None:
-    """Judges the steps from which a replica was absent: the others consumed its samples, or else their own samples as
-    in the twin. `most`: how many samples of absent replicas may be consumed by nobody; without it, such samples make
-    the finding inconclusive. None if all replicas made all steps."""
+    """Judges the steps from which a replica was absent: the others must have consumed its samples, or else exactly
+    their own samples as in the twin. None if all replicas made all steps. `most`: how many samples of absent replicas
+    may be consumed by nobody; without it, such samples make the finding inconclusive."""
     gone = absent_replicas(run)
     if gone is None:
         return None
@@ -137,7 +137,7 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
 
 def _without_samples(ours: StepTable, theirs: StepTable) -> list[int]:
     """The steps whose samples are seen on no rank, in the run and in the twin: another model is trained in them, such
-    as the probe of an evaluation. Empty if they are most steps: then the job's own samples are not seen."""
+    as the probe of an evaluation. Empty if most steps are like this: then the job's own samples are not seen."""
     silent = [
         step for step in set(not_surely_same(ours, theirs)) & ours.keys() & theirs.keys()
         if not any(one.samples_seen or one.sums for table in (ours, theirs) for one in table[step].values())
@@ -151,7 +151,7 @@ def _against(
     """The finding about the samples. `made`: a clause if the job made other inputs of its samples than in the twin."""
     stages = without_data(ours, theirs)
     ours, theirs, early = (table.without_ranks(stages) for table in (ours, theirs, early))
-    if len(Both.of(ours, theirs).apart) and are_copied(theirs):  # the stages of a pipeline may be divided anew
+    if len(Both.of(ours, theirs).apart) and are_copied(theirs):  # a pipeline may be divided into stages anew
         ours, theirs, early = (without_copies(table) for table in (ours, theirs, early))
     if invalid := _differ_already(early, theirs):
         return invalid
@@ -189,7 +189,8 @@ def _against(
 
 
 def _differ_already(early: StepTable, theirs: StepTable) -> Finding | None:
-    """Whether a step before the first fault (`early`) consumed other samples than in the twin, which is then none."""
+    """The finding if a step before the first fault (`early`) consumed other samples than in the twin, which then is no
+    twin. None if there is no such step."""
     doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
     whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
     seen = [step for step in whole if all_known(early[step]) and all_known(theirs[step])]
@@ -207,8 +208,8 @@ def _first_odd(
     history: History, ours: StepTable, theirs: StepTable, blind: Collection[int], rounded: dict[int, str]
 ) -> Finding | None:  # fmt: skip
     """The finding about the first step that consumed other samples than in the twin; if there is none, about the first
-    step of which that is not known. Adds to `rounded` the steps whose samples differ by rounding, because the job
-    computes them, each with a clause about it."""
+    step of which this is not known. Adds the steps whose samples differ only by rounding, because the job computes
+    them, to `rounded`, each with a clause."""
     by_sum, unseen = are_summed(ours, theirs), None
     contents = partial(in_order, by_sum=by_sum)
     times = cache(lambda: Counter(map(contents, theirs.values())))
@@ -231,9 +232,9 @@ def _first_odd(
 
 
 def _had_no_effect(ours: StepTable, theirs: StepTable, other: Sequence[int]) -> bool:
-    """Whether these steps, of which the loader handed out other samples, had the twin's losses and left the twin's
+    """Whether these steps, for which the loader gave out other samples, had the twin's losses and left the twin's
     parameters, bit for bit on all ranks. Then the samples that were trained on are the twin's: the job may take a whole
-    epoch from the loader, and then leave out the batches that it had trained on."""
+    epoch from the loader, and leave out the batches on which it had trained."""
 
     def is_same(step: int) -> bool:
         mine, twins = ours.get(step, {}), theirs.get(step, {})
@@ -348,9 +349,9 @@ def _alone(run: Record, history: History) -> Finding:
 
 def _replayed(run: Record, history: History) -> Finding | None:
     """Finds a resume whose first step consumed only samples that had been consumed before, although the epoch was not
-    over: at least one more batch was left. (drop_last leaves out less than a batch, and those samples may come first in
-    a later epoch.) Equal indices with other contents prove nothing: the resume may have begun to count again. A job
-    that repeated samples before any fault draws with replacement, and is not judged."""
+    over: at least one more batch was left. None if there is none. (drop_last leaves out less than a batch, and those
+    samples may come first in a later epoch.) Equal indices with other contents prove nothing: the resume may have begun
+    to count again. A job that repeated samples before any fault draws with replacement, and is not judged."""
     steps = history.by_step()
     resumed = {attempt.base + 1 for attempt in history.attempts if attempt.number and attempt.base is not None}
     if not any(came_earlier(steps, step) for step in resumed & steps.keys()):

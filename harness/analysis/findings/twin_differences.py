@@ -56,8 +56,9 @@ _BLIND = "without a twin, steps that were done only once were compared with noth
 
 
 def losses(run: Record, twins: Sequence[Record], tolerance: float | None = None) -> Finding:
-    """Whether losses and learning rates are the twins', by step and rank; without a twin, whether steps that were
-    done again had the same losses. `tolerance`: relative; None: none, or learned from twins that differ."""
+    """Compares losses and learning rates with those of the twins, by step and rank. Without a twin, compares steps that
+    were done again with their first execution. `tolerance`: the largest relative difference that passes; None: equal
+    bits, except for rounding, or a tolerance learned from twins that differ."""
     history = history_of(run, twins)
     if history.unplaced:
         return inconclusive(why_unplaced(run, history.unplaced))
@@ -370,8 +371,8 @@ class Parameters:
         return "the ranks hold parts of the model"
 
     def _unseen(self) -> str | None:
-        """Says which parameters of replicas were not seen. The last step of a superseded attempt may be missing,
-        because its rank may have died before it reported the step; the later steps are compared."""
+        """A clause about the parameters of replicas that were not seen. The last step of a superseded attempt may be
+        missing: its rank may have died before it reported the step, and the later steps are compared."""
         last_of = {self._attempt(step): step for step in sorted(self._ours)}
         first_of = {self._attempt(step): step for step in sorted(self._ours, reverse=True)}
         last = max(last_of.values())

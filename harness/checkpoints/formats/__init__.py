@@ -52,8 +52,8 @@ def kind(files: Files, path: str) -> Format | None:
 
 
 def _holds_several(files: Files, folder: str, names: Sequence[str]) -> bool:
-    """Whether a folder that looks like a checkpoint is that of several: it has a folder for each of several steps, and
-    no file with tensors of its own."""
+    """Whether a folder that looks like a checkpoint contains several: it has a folder for each of several steps, and no
+    file with tensors of its own."""
     steps = [name for name in names if NUMBERED.search(name) and files.is_dir(f"{folder}/{name}")]
     alike = Counter(_DIGITS.sub("#", name) for name in steps)
     if max(alike.values(), default=0) < 2:
@@ -108,8 +108,8 @@ def read(files: Files, path: str) -> Checkpoint:
 
 
 def unread(files: Files, root: str, seen: Collection[str] = ()) -> dict[str, int]:
-    """How many files of which type are under a folder, may hold tensors, and belong to no readable checkpoint. `seen`:
-    see `find`."""
+    """For each type of file that may hold tensors: how many such files under a folder belong to no readable checkpoint.
+    `seen`: see `find`."""
     return types_of(unread_files(files, root, seen))
 
 
@@ -135,10 +135,10 @@ def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def trackers(files: Files, root: str) -> list[Tracker]:
-    """The tracker files that are directly in a folder: those of formats, and other small files that are called `latest`
-    or the like and hold a name or a path, as text or in JSON. A file of the second kind is left out, as it belongs to
-    another program, unless it names an entry of the folder, or differs from the name of a checkpoint in the folder only
-    in its number."""
+    """The tracker files directly in a folder: those of formats, and other small files that are called `latest` or the
+    like and hold a name or a path, as text or in JSON. A file of the second kind counts only if it names an entry of
+    the folder, or if its text differs from the name of a checkpoint in the folder only in its number; otherwise it
+    belongs to another program."""
     beside = files.names(root) if files.is_dir(root) else []
     made = []
     for name in beside:
@@ -151,7 +151,7 @@ def trackers(files: Files, root: str) -> list[Tracker]:
             text = files.read(path, 0, 4096).decode(errors="replace").strip()
         except OSError as error:
             if not isinstance(error, FileNotFoundError) and error.errno != errno.ELOOP:
-                raise  # it is no link to nothing
+                raise  # not if it is a broken link
             made.append(Tracker(path, posixpath.basename(os.path.realpath(path)), None))
             continue
         if not is_named:
@@ -206,9 +206,8 @@ def _is_named(text: str, name: str) -> bool:
 
 
 def step_of(name: str, found: Checkpoint, is_folder: bool = False) -> int | None:
-    """The step of a checkpoint. If its framework stores a step count, it is read from the contents, otherwise from the
-    name. The number in Accelerate's `checkpoint_3` is no step, and a file that is called by a number alone is the
-    part of a rank."""
+    """The step of a checkpoint: from its contents, if its framework stores a step count, otherwise from its name. The
+    number in Accelerate's `checkpoint_3` is no step, and a file whose name is a number alone is the part of a rank."""
     named, by_name = NUMBERED.search(name), number_in(name) if is_folder or not name.isdecimal() else None
     if named and named["word"] not in ("checkpoint", "ckpt"):
         return by_name
@@ -244,8 +243,7 @@ def _below(files: Files, folder: str, root: str, seen: Collection[str]) -> Itera
 
 
 def _of_needed_file(form: Format | None, found: Checkpoint, problem: Problem) -> Problem:
-    """The problem. If a file that this format needs is of another kind than the format's, the problem counts as
-    damage."""
+    """The problem. It counts as damage if a file that this format needs is of another kind than the format's."""
     inner = (problem.file or "")[len(found.path) + 1 :]
     if problem.kind is not Trouble.UNKNOWN or not form or not inner:
         return problem

@@ -44,7 +44,7 @@ from .format import Format
 from .safetensors import Safetensors, header
 
 METADATA = ".metadata"
-_PAIRS = 2000  # parts of one tensor that are compared each with each
+_PAIRS = 2000  # the most parts of one tensor that are compared each with each
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
 Places = dict[tuple[str, "tuple[int, ...] | None"], dict[str, Any]]
 
@@ -238,8 +238,8 @@ def _is_grid(shape: tuple[int, ...], boxes: list[Box]) -> bool:
 
 
 def _check_pairs(shape: tuple[int, ...], boxes: list[Box]) -> None:
-    """Checks that no two boxes overlap. The sum of their volumes is that of the tensor, so boxes without overlap fill
-    it. Raises Unreadable."""
+    """Checks that no two boxes overlap. Their volumes add up to that of the tensor, so boxes without overlap also leave
+    no gap. Raises Unreadable otherwise."""
     if len(boxes) > _PAIRS:
         raise Unreadable(f"it has {len(boxes)} parts in no regular order")
     for place, (offsets, sizes) in enumerate(boxes):

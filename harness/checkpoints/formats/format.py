@@ -115,14 +115,14 @@ def missing(form: Format, found: Checkpoint) -> list[str]:
     if form.needed_entries:
         return _lacking(form.needed_entries, names)
     if not holds_a_model(found):
-        return []  # a part of a checkpoint: what it lacks is in other files
+        return []  # a part of a checkpoint: other files have what it lacks
     return [part for part, pattern in _GUESSED.items() if not any(map(pattern.search, names))]
 
 
 def holds_a_model(found: Checkpoint) -> bool:
-    """Whether there is a tensor with a name that belongs to no optimizer, by the name, and holds no state of a
-    generator, by its type. Without such a tensor, a file or folder is only a part of a checkpoint. A file may be named
-    after the state of the optimizer that it holds."""
+    """Whether there is a tensor of a model: its name belongs to no optimizer, and its type is not that of a generator's
+    state. Without such a tensor, a file or folder is only a part of a checkpoint. (A file may be named after the
+    optimizer's state that it holds.)"""
     own = posixpath.basename(found.path) if [file.path for file in found.files] == [found.path] else ""
     named = ((name if _OF_MODEL.match(name) else f"{own}:{name}", one) for name, one in found.tensors.items())
     return any(
@@ -137,7 +137,7 @@ def has_name(entry: str) -> bool:
 
 
 def stands_alone(found: Checkpoint) -> bool:
-    """Whether a file is a complete checkpoint by itself, and its name does not say that it is one of several parts."""
+    """Whether a file is a complete checkpoint by itself; False if its name says that it is one of several parts."""
     names = [*found.tensors, *found.values]
     lacks = [part for part in _ALONE if not any(map(_GUESSED[part].search, names))]
     return holds_a_model(found) and not is_part(found.path) and not lacks
@@ -145,7 +145,7 @@ def stands_alone(found: Checkpoint) -> bool:
 
 def one_stands_alone(found: Checkpoint) -> bool:
     """Whether a file of this folder, or an inner folder of a known format, is a complete checkpoint by itself. False if
-    the name of a file outside these inner folders says that it is one of several parts."""
+    the name of a file outside these inner folders says that the file is one of several parts."""
     names = [file.path[len(found.path) + 1 :] for file in found.files]
     loose = [name for name in names if not name.startswith(tuple(found.inner))]
     units = [*found.inner, *(f"{name}:" for name in loose)]
@@ -153,8 +153,8 @@ def one_stands_alone(found: Checkpoint) -> bool:
 
 
 def _part(found: Checkpoint, head: str) -> Checkpoint:
-    """A checkpoint with only those entries of a folder's checkpoint whose names begin with `head`: the entries of one
-    file, or of one inner folder."""
+    """The part of a folder's checkpoint whose entries have names that begin with `head`: the entries of one file, or of
+    one inner folder."""
     part = Checkpoint(head, found.format)
     part.tensors = {name: tensor for name, tensor in found.tensors.items() if name.startswith(head)}
     part.values = {name: value for name, value in found.values.items() if name.startswith(head)}
@@ -242,7 +242,7 @@ def _read_file(files: Files, path: str, into: Checkpoint, prefix: str, name: str
 
 
 def _short(value: Any) -> Any:
-    """A value of a JSON file; a digest in place of one with many entries, such as the vocabulary of a tokenizer."""
+    """A value of a JSON file. If it has many entries, such as the vocabulary of a tokenizer, a digest of it."""
     left, inside, depth = _ENTRIES, [value], 0
     while inside and left > 0 and depth < _DEPTH:
         nested = [each for each in inside if isinstance(each, (dict, list))]

@@ -168,7 +168,7 @@ def named(name: str) -> Format | None:
 
 
 def of_name(name: str) -> Format | None:
-    is_own = not name.startswith("._")  # macOS puts such a file beside another, on a file system that is not its own
+    is_own = not name.startswith("._")  # on a file system that is not its own, macOS puts such a file beside another
     return next((form for form in table() if is_own and name.endswith(form.suffixes)), None)
 
 

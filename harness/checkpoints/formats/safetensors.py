@@ -87,8 +87,8 @@ class Safetensors(Format):
 
 
 def _is_of_new_type(item: Mapping[str, Any]) -> bool:
-    """Whether a tensor has a type that is not read, such as one of less than a byte, and as many bytes as its name
-    says."""
+    """Whether a tensor has a type that is not read (such as one of less than a byte), but as many bytes as the type's
+    name says."""
     bits = _BITS.fullmatch(str(item.get("dtype")))
     shape, offsets = ints(item.get("shape")), ints(item.get("data_offsets"))
     if bits is None or item["dtype"] in DTYPES or len(offsets) != 2:

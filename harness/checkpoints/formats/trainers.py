@@ -154,7 +154,7 @@ def _check_deepspeed(names: Sequence[str], into: Checkpoint, prefix: str) -> Non
 
 
 def _with_experts(names: Sequence[str], models: set[int], into: Checkpoint, prefix: str) -> list[str]:
-    """The files that must be there beside those of experts: all experts of each layer, the rest of the model, and the
+    """The files that must be there beside files of experts: all experts of each layer, the rest of the model, and the
     optimizer of the experts."""
     experts = [match for match in map(_EXPERT.match, names) if match]
     wanted = []

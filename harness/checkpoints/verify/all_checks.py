@@ -24,7 +24,7 @@ from .chains import chain
 from .manifests import Manifests, Saved
 from .stream import BadChunk, Found, Nans, Stream, rest_differs, windows
 
-_NESTED = 64  # how many tensors before an offset are checked, because views of one storage may overlap it
+_NESTED = 64  # how many tensors before an offset are checked, because views of one storage may overlap the place
 
 
 @dataclass(frozen=True)
@@ -291,8 +291,8 @@ def verify(
 
 
 def _judge_link(result: Verified, name: str, link: Verified) -> None:
-    """A checkpoint that builds upon one that is not whole is not whole, and nobody knows of one that builds upon one of
-    which nobody knows."""
+    """Adds what the checkpoint on which this one builds means for it: if that is not whole, this one is not; if it is
+    not known whether that is whole, it is not known of this one either."""
     result.bytes += link.bytes
     for problem in link.problems:
         kind = Trouble.LIMIT if problem.is_blind else problem.kind

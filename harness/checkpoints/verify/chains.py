@@ -1,10 +1,10 @@
-"""Checkpoints that hold only what has changed since another one: deltas, or incremental checkpoints. Such a checkpoint
-is whole only if all those on which it builds are whole, down to one that holds everything.
+"""Deltas, or incremental checkpoints, hold only what has changed since another checkpoint. Such a checkpoint is whole
+only if all those on which it builds are whole, down to one that holds everything.
 
 There is no common format of deltas. So a link is read from an entry that names another checkpoint, such as `base:
-step-10`; and the name of a file, or an entry such as `kind: delta`, says that a checkpoint is a delta. A checkpoint
-that only tells its `parent` or the `previous` one may hold everything itself: it is a delta only if something else says
-so."""
+step-10`. That a checkpoint is a delta is read from the name of a file, or from an entry such as `kind: delta`. A
+checkpoint that only names its `parent` or the `previous` one may hold everything itself: it is a delta only if
+something else says so."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ _MOST = 1000  # links
 
 @dataclass(frozen=True)
 class Link:
-    """What a checkpoint names: the path of another one, or the name of one that is not there."""
+    """What a checkpoint names: the path of another checkpoint, or the name of one that does not exist."""
 
     name: str
     path: str | None
 
 
 def chain(files: Files, layout: Checkpoint) -> Iterator[tuple[str, Checkpoint | Problem]]:
-    """The names of all checkpoints on which this one builds, the nearest first, and each, or the problem why it is not
-    there. Nothing for a checkpoint that holds everything. Raises OSError if a folder can't be listed."""
+    """The names of all checkpoints on which this one builds, the nearest first; each with the checkpoint, or with the
+    problem why it is not there. Nothing for a checkpoint that holds everything. Raises OSError if a folder can't be
+    listed."""
     own = _plain(layout.path)
     done, waiting = {own}, [layout]
     while waiting:
@@ -81,8 +82,8 @@ def _links(files: Files, found: Checkpoint) -> list[Link]:
 
 
 def _is_delta(found: Checkpoint) -> bool:
-    """Whether the name of it or of one of its files, or an entry that says of what kind it is, tells that it holds
-    changes only."""
+    """Whether the checkpoint holds changes only, by its name, the name of one of its files, or an entry about its
+    kind."""
     names = [found.path, *(file.path for file in found.files if file.role == "data")]
     return any(_DELTA.search(posixpath.basename(name)) for name in names) or any(
         (text == "True" and _DELTA.search(key.lower().removeprefix("is_")))
@@ -103,8 +104,8 @@ def _plain(path: str) -> str:
 
 
 def _resolved(files: Files, path: str, text: str, is_delta: bool) -> Link | None:
-    """The checkpoint that a text names. None if it seems to name none, or the one in another folder from which a
-    training began."""
+    """The checkpoint that a text names. None if it seems to name none, or only the checkpoint in another folder from
+    which a training began."""
     folder, name = posixpath.dirname(path), posixpath.basename(text.rstrip("/"))
     elsewhere = posixpath.basename(posixpath.dirname(text.rstrip("/"))) not in ("", ".", posixpath.basename(folder))
     if not name or not text.isprintable() or (elsewhere and not is_delta) or files.exists(f"{path}/{name}"):

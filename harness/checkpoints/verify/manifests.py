@@ -1,11 +1,12 @@
-"""The manifests that the agent wrote during saves (protocol/wire.py): digests, chunk by chunk, of the bytes in
-memory.
+"""The manifests that the agent wrote during saves (protocol/wire.py): digests, chunk by chunk, of the bytes in memory.
 
-A file's manifest is found by the file's path at save time, without marks such as `.tmp`; the newest save to that path
-counts. If no file was saved under that path, it is found by the file's inode, which a rename keeps. The manifest of a
-copy is found by the last parts of the path. A newer save may never have got its final name. So if the inodes of all
-files of a checkpoint are those of one earlier save, the files are of that save. And a newer save whose file still has
-its unfinished name does not count for a file that is older than it."""
+A file's manifest is found by the path at which it was saved, without marks such as `.tmp`; the newest save to that path
+counts. If no file was saved under that path, the manifest is found by the file's inode, which a rename keeps. The
+manifest of a copy is found by the last parts of the path.
+
+A newer save may never have got its final name. So if the inodes of all files of a checkpoint are those of one earlier
+save, the files are of that save. And a newer save whose file still has its unfinished name does not count for a file
+that is older than it."""
 
 from __future__ import annotations
 
@@ -145,7 +146,7 @@ class Manifests:
 
     def _is_younger(self, saved: Saved, path: str) -> bool:
         """Whether the saved file still has its unfinished name, and was made after the last change of the file at this
-        path. Then the file at this path was not saved then, and is no copy."""
+        path. Then the file at this path is neither that save nor a copy of it."""
         if saved.path == path or self._same_inode(saved.path) is not saved:
             return False
         try:

@@ -320,7 +320,7 @@ class Stream:
             )
 
     def _look_at(self, path: str, part: Part[str], data: memoryview, scratch: np.ndarray) -> None:
-        """Looks for NaN in a part of a sequence of numbers, whose ends may split a number."""
+        """Looks for NaN in a part of a sequence of numbers. The ends of the part may split a number."""
         run, width = part.run, WIDTHS[part.run.what]
         head = min(-(part.start - run.start) % width, len(data))
         tail = (part.stop - run.start) % width if part.stop < run.stop and head < len(data) else 0

@@ -3,9 +3,9 @@
 Ranks may die while they write, disks may be full, and run directories are copied, so every line may be damaged. A line
 is damaged if a value has another type than in `wire.PAYLOADS`.
 
-Each writer numbers its events 0, 1, 2, ..., so a missing number is a missing event. But a process that is killed may
-take a number and never write its line, while another of its threads still writes a line. So a single missing number
-near the end of such a file does not count as a gap."""
+Each writer numbers its events 0, 1, 2, ..., so a missing number is a missing event. There is one exception: a thread
+may take a number and be killed before it writes its line, while another thread of the process still writes a line. So a
+single missing number near the end of the file of a killed process is no gap."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def of_later_version(line: bytes | str) -> tuple[str, int, str] | None:
 
 Numbers = npt.NDArray[np.int64]
 
-_LAST = 3  # lines that may come after the number that was never written
+_LAST = 3  # the most lines that may come after a number that was never written
 
 
 class Gaps:
@@ -198,13 +198,13 @@ class Journal:
 
     POLL_S = 0.01  # what is written meanwhile is read together: ranks end a step at nearly the same time
     POLL_SHARED_S = 0.02  # for a folder that contains files of other nodes
-    LOOK_S = 0.5  # so often all files are looked at, also those that the kernel reports no change of
+    LOOK_S = 0.5  # seconds between looks at all files, because the kernel may report no change of some
     SHARE = 20  # looks at all files take at most this part of a core
 
     def __init__(
         self, folder: Path, source: str = "harness", follow: str = "*.jsonl", node: int | None = None
     ) -> None:  # fmt: skip
-        """`source`: the name of this writer. `follow`: a pattern for the files to follow; set for the journal of a
+        """`source`: the name of this writer. `follow`: a pattern for the files to follow; given for the journal of a
         single node. `node`: if given, only new files of that node are followed. Otherwise, the events that are in the
         folder already are read at once: an exploration begins a resume with the events before the death."""
         self._folder, self._node = folder, node
@@ -304,7 +304,7 @@ class Journal:
             self._poll(names)
 
     def _changed(self, wait_s: float, took_s: float) -> Collection[str] | None:
-        """Waits for news. The names of the files that were written; None: any file may have been."""
+        """Waits for news. Returns the names of the files that were written; None: any file may have been."""
         if not self._changes:
             self._closed.wait(max(wait_s, took_s * self.SHARE))
             return None
@@ -315,7 +315,7 @@ class Journal:
         return None if later is None else names | later
 
     def _grown(self) -> list[str]:
-        """The names of all files that are not as long as they were when they were read, or that are gone."""
+        """The names of all files that have another length than when they were read, or that are gone."""
         gone = {name for name, offset in list(self._offsets.items()) if offset > 0}
         found = []
         with suppress(OSError), os.scandir(self._folder) as entries:

@@ -1,8 +1,8 @@
-"""All events of a journal in order of time, those of a run in progress in order of arrival, and searches in them. Most
-of them are steps, which are kept as columns.
+"""All events of a journal in order of time (those of a run in progress in order of arrival), and searches in them. Most
+events are steps, which are kept as columns.
 
-A long run has millions of steps, and they are read again and again. So a usual step is kept as the place of its line
-in a file, and becomes an event only when code asks for it."""
+A long run has millions of steps, which are read again and again. So a usual step is kept as the place of its line in a
+file, and becomes an event only when code asks for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_STEPS = frozenset({Kind.STEP, Kind.LOSS})
 
 
 class Unmerged(Sequence[Event]):
-    """Events in order of arrival, which are also there in order of time."""
+    """Events in order of arrival; `merged` has them in order of time."""
 
     @property
     @abstractmethod
@@ -177,7 +177,7 @@ class Arrived:
             yield self._objects[start] if file < 0 else (self._paths[file], start, self._sizes[at])
 
     def objects(self, end: int) -> list[Event]:
-        """The events that are objects, among the first `end` events."""
+        """Those of the first `end` events that are objects."""
         last = next((at for at in range(end - 1, -1, -1) if self._files[at] < 0), None)
         return [] if last is None else self._objects[: self._starts[last] + 1]
 
@@ -202,7 +202,7 @@ class Lines:
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event in a line that was one when it was read first. None if its file was changed since."""
+    """The event in a line that was a good event when it was read first. None if its file was changed since."""
     try:
         return Event.from_line(line)
     except ValueError:
@@ -247,7 +247,8 @@ class Snapshot(Unmerged):
         return next(self._events(first, first + 1))  # the file may be gone: StopIteration
 
     def _events(self, first: int, end: int) -> Iterator[Event]:
-        """Events whose files are gone or changed are left out. `Journal.failed` says that there are such files."""
+        """The events from number `first` to `end` - 1. Events whose files are gone or changed are left out;
+        `Journal.failed` tells that there are such files."""
         lines = Lines()
         for place in self._arrived.places(first, end):
             if isinstance(place, Event):
@@ -316,7 +317,7 @@ class Growing:
                 self._put(block)
 
     def _store(self, path: Path, places: Sequence[Line], lines: Sequence[bytes]) -> None:
-        """Makes blocks of lines of a file."""
+        """Turns lines of a file into blocks."""
         there = [number for number, line in enumerate(lines) if line]
         made, left = blocks_of([lines[number] for number in there], path, [places[number][1] for number in there])
         found = (event_of(lines[there[number]]) for number in left)

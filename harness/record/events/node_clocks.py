@@ -46,8 +46,8 @@ class NodePid(int):
 
 
 def nodes_of(events: Sequence[Event]) -> dict[str, int]:
-    """The node of each event source: from its name if the wrapper of a node wrote the events, otherwise from a node in
-    its events. Sources without a node are left out. Pure."""
+    """The node of each event source: from its name, if the wrapper of a node wrote the events, otherwise from an event
+    that names a node. Sources without a node are left out. Pure."""
     found: dict[str, int] = {}
     for event in events:
         node = event.data.get("node")
@@ -104,7 +104,7 @@ class OuterPids:
         return replace(event, data={**event.data, "pid": known})
 
 
-POLL_S, IDLE_S = 0.001, 0.02  # seconds between two looks for a file: while a request is open, and otherwise
+POLL_S, IDLE_S = 0.001, 0.02  # seconds between two looks for a file: while a request is open, and at other times
 ANSWER_S = 10.0  # a network file system may cache the list of a folder's files for some seconds
 EXCHANGES = 16
 EVERY_S = 60.0  # clocks drift by some ms in that time
@@ -211,10 +211,9 @@ class Clocks:
 
 
 def _by_wall_clock(boots: Mapping[str, float]) -> Iterator[tuple[int, float]]:
-    """The offsets of nodes by their wall clocks. They are less exact than a measurement, and are needed if a node died
-    before its clock was measured. Offsets of less than a second are left out, because machines do not boot at the same
-    time.
-    """
+    """The offsets of nodes by their wall clocks, which are less exact than a measurement. They are needed if a node
+    died before its clock was measured. Offsets of less than a second are left out, because machines do not boot at the
+    same time."""
     first = boots.get("harness", boots.get("node0"))
     for source, boot in boots.items():
         if first is not None and WRAPPER.fullmatch(source) and abs(boot - first) > 1.0:

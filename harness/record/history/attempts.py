@@ -42,8 +42,9 @@ class Segment:
     in_memory: bool = False  # it continues from a state that the job kept in memory, without a file
 
     def is_done_again(self, straight: int | None) -> bool:
-        """Whether what the job computes in the segment shows that it went back, and does not go straight on from the
-        step `straight`. A counter alone does not: several optimizers may take turns, or an optimizer was made anew."""
+        """Whether what the job computes in the segment shows that it went back, instead of going on from the step
+        `straight`. A counter alone does not show it: several optimizers may take turns, or an optimizer was made
+        anew."""
         trained = [witness for witness in self.witnesses if witness.name in (STATE, SAMPLES, LOSSES) and witness.fits]
         return self.base is not None and any(
             not witness.contradicts(self.base) and (straight is None or witness.contradicts(straight))
@@ -51,15 +52,16 @@ class Segment:
         )
 
     def counts_on(self, straight: int, logged_on: bool | None, warmed_up: bool) -> bool | None:
-        """Whether only the model was put back in the segment, and the training goes on from the step `straight`: so say
-        the counters, the job's log and the position in the data, above all the log. `logged_on`: whether the log's step
-        numbers go straight on; None: not known. `warmed_up`: the segment before may only have warmed up; then one part
-        alone may only not have been restored, and None is returned: it is not known."""
+        """Whether only the model was put back in the segment, while the training goes on from the step `straight`. The
+        counters, the job's log (which counts most) and the position in the data show this. `logged_on`: whether the
+        step numbers in the log go straight on; None: not known. `warmed_up`: whether the segment before may only have
+        been a warm-up; if then a single witness speaks for it, the answer is None (not known), because one part of the
+        state may just not have been restored."""
         of_log = KINDS[LOSSES].weight
         on, back, parts = of_log * (logged_on is True), of_log * (logged_on is False), int(logged_on is True)
         for witness in self.witnesses:
             if witness.name == LOG and logged_on is None and straight not in witness.fits and self.base in witness.fits:
-                back += of_log  # the first lines of the attempt, as of a job that does not log its warm-up
+                back += of_log  # the first lines in the attempt, of a job that does not log its warm-up
             if witness.name in (OPTIMIZER, MOMENTS, RNG, SCHEDULER, SAMPLES, LOSSES) and witness.fits:
                 weight = KINDS[witness.name].weight
                 if straight in witness.fits:
@@ -75,8 +77,9 @@ class Segment:
 
 
 def by_place(loads: Iterable[Load], own: Executions) -> dict[int, list[Load]]:
-    """The loads of an attempt, by the number of steps that were completed before them, of all ranks if its own rank
-    makes none. Loads during the first step, and loads after the last step, are left out."""
+    """The loads of an attempt, by the number of steps that were completed before them. `own`: the steps of the
+    attempt's rank; if it makes none, the steps of all ranks count. Loads during the first step, and loads after the
+    last step, are left out."""
     found: dict[int, list[Load]] = defaultdict(list)
     last, mono_s, rank = int(own.local_step.max(initial=0)), own.mono_s, own.rank
     for load in loads:
@@ -99,9 +102,9 @@ def may_begin(
     loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution],
     unseen: bool = False,
 ) -> bool:  # fmt: skip
-    """Whether a segment may begin between two steps, given by rank, with these loads. It may not if all counters
-    continue by one. It may not if there is neither a counter nor a number in the loaded file, because then the file may
-    hold data or another model, unless the job's state is `unseen`."""
+    """Whether a segment may begin between the steps `before` and `after` (given by rank) with these loads. It may not
+    if all counters continue by one. It also may not if there is neither a counter nor a number in the loaded file,
+    because the file may then hold data or another model; unless the job's state is `unseen`."""
     pairs = [(before[rank], execution) for rank, execution in after.items() if rank in before]
     if pairs and all(_counts_on(*pair) for pair in pairs):
         return False
@@ -110,9 +113,9 @@ def may_begin(
 
 
 def jumps(own: Executions, unseen: bool) -> set[int]:
-    """The local steps after which the optimizer's own counter went back, or ahead, on all ranks, or stood still, if the
-    job's state is `unseen`. If it goes ahead more than once, it is the counter of several optimizers that take
-    turns."""
+    """The local steps after which the optimizer's own counter went back, or ahead, on all ranks; if the job's state is
+    `unseen`, also those after which it stood still. A counter that goes ahead more than once belongs to several
+    optimizers that take turns."""
     found, ahead = set(), 0
     for place in _not_counted_on(own):
         earlier, before, after = (at_step(own, place - back) for back in (2, 1, 0))
@@ -146,8 +149,8 @@ def _jumped(before: Execution, after: Execution) -> bool:
 
 
 def _counted_again(earlier: Execution, before: Execution, after: Execution, unseen: bool) -> bool:
-    """Whether a counter went back by one step and then counted this step again, with the same samples. Then it seems
-    not to have changed. If the job's state is `unseen`, it may go on with other samples."""
+    """Whether a counter went back by one step and then counted the same step again, with the same samples, so that it
+    seems unchanged. If the job's state is `unseen`, the samples may be others."""
     if before.opt_step in (None, earlier.opt_step) or after.opt_step != before.opt_step or after.skipped:
         return False
     if not unseen and after.samples_seen and before.samples_seen:
@@ -163,7 +166,7 @@ def _counts_on(before: Execution, after: Execution) -> bool:
     )
 
 
-# The ends of processes by their place in the events; by pid, and by attempt and rank.
+# The ends of processes, as places in the events: by pid, and by attempt and rank.
 _Exits = defaultdict[object, dict[int, Event]]
 _BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)
 

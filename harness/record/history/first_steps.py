@@ -24,18 +24,18 @@ from torchaos.harness.record.steps.execution import sums_of, with_values
 Array = npt.NDArray[Any]
 Said = tuple[tuple[int, ...], str]  # bases that fit; the fact that this is based on
 FEW = 8  # only the first steps after a resume; later steps may differ for other reasons
-OTHER_RANKS = 0.2  # the trust in any group of ranks but the largest
+OTHER_RANKS = 0.2  # the trust in each group of ranks except the largest
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The facts about an attempt, or about a point in it, from which its base is determined. Local steps are counted
-    from that point."""
+    """The facts about an attempt, or about a place in it, from which its base is determined. Local steps are counted
+    from that place."""
 
     number: int  # of the attempt
     first: bool  # no attempt before it made a step or a save
     alone: bool  # there was no attempt before it
-    own: Executions  # up to the next point at which the job may have gone back
+    own: Executions  # up to the next place at which the job may have gone back
     ranks: Collection[int]  # that make steps in the attempt
     loads: Sequence[Load]  # before its first step
     lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this part
@@ -47,11 +47,11 @@ class Scene:
     snapshots: Snapshots = field(default_factory=Snapshots)  # of earlier attempts
     peers: Sequence[Executions] = ()  # the final steps of other replicas, which have the same parameters after a step
     foreign: Collection[str] = ()  # files of another run, with which the first attempt began at the start
-    after: int = 0  # steps of the attempt before that point
-    straight: int | None = None  # the global step at that point, if the steps before simply go on
-    trust: float = 1.0  # in that the attempt simply goes on there
+    after: int = 0  # the steps of the attempt before that place
+    straight: int | None = None  # the global step at that place, if the count before it simply goes on
+    trust: float = 1.0  # the trust that the attempt simply goes on there
     as_first: bool = False  # the first attempt simply went on after as many steps
-    unseen: bool = False  # no state of the attempt was recorded, so that a state that is put back may not be seen
+    unseen: bool = False  # no state of the attempt was recorded, so a state may have been put back unseen
     # By rank: by how much the optimizer's own counter is ahead of the training, if it was new in this attempt.
     ahead: Mapping[int, int] = field(default_factory=dict)
 
@@ -64,12 +64,12 @@ class Scene:
 
     @cached_property
     def of_same_ranks(self) -> list[Executions]:
-        """The known steps of each attempt with the same ranks. Other ranks share the data out in another way."""
+        """The known steps of each attempt with the same ranks: other ranks divide the data in another way."""
         return self._of_same_ranks(self.known)
 
     @cached_property
     def of_others(self) -> list[Executions]:
-        """Likewise, without the steps of this attempt, which may only have warmed up."""
+        """The same, without the steps of this attempt, which may have been a warm-up."""
         return self._of_same_ranks(self.known[:-1])
 
     def _of_same_ranks(self, known: Sequence[Executions]) -> list[Executions]:
@@ -78,8 +78,8 @@ class Scene:
 
 
 def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[Witness]:
-    """A witness for each group of ranks that agree, the largest group first. The others are trusted less, so that some
-    ranks that have another state do not make the step of all unknown."""
+    """A witness for each group of ranks that agree, the largest group first. The smaller groups are trusted less: a few
+    ranks with another state must not make the step of all unknown."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in sorted(by_rank):
         groups[by_rank[rank][0]].append(rank)
@@ -92,16 +92,16 @@ def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[
 
 Equal = Callable[[Execution, Execution], bool]
 _FIRST_ONLY = 0.5  # the trust in losses if only the first agrees
-_NEAR = 1e-4  # relative; losses that are farther apart are not equal but for rounding
+_NEAR = 1e-4  # relative; losses that are farther apart differ by more than rounding
 WARM = 60  # the first steps of an attempt, which may only warm it up
-_MOST_STARTS = 256  # steps that begin like an attempt
+_MOST_STARTS = 256  # the fewest steps that begin like an attempt
 
 
 def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashable]]) -> tuple[int, ...]:
-    """Every b >= 0 that may be the global step before the first step of an attempt: the value of each of its first FEW
-    steps n was also seen in global step b + n. `own`: the value of each step of the attempt. `reference`: the values
-    that were seen in each global step. A step that `reference` lacks is skipped, except the first step. Another b fits
-    as well if at least as many steps agree with it, and later ones differ, perhaps by rounding."""
+    """Every base that fits: every b >= 0 such that the value of each of the first FEW steps n was also seen in global
+    step b + n. `own`: the value of each step of the attempt. `reference`: the values that were seen in each global
+    step; a step that it lacks is skipped, except the first. Another b fits as well if at least as many steps agree with
+    it, and later ones differ, perhaps by rounding."""
     first, *later = sorted(own)[:FEW] or [0]
     starts = sorted(step - first for step, seen in reference.items() if own.get(first) in seen)
     agree = {
@@ -113,8 +113,8 @@ def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashab
 
 def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
     """The local steps, among the first WARM steps of an attempt, after which its samples or its schedule jump to those
-    of other known steps. The steps before may only have been a warm-up. `own`: all steps of the attempt.
-    The rank that made the most steps shows it."""
+    of other known steps: the steps before may only have been a warm-up. `own`: all steps of the attempt; those of the
+    rank that made the most steps are used."""
     found = set[int]()
     if not len(own):
         return found
@@ -128,7 +128,7 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
         theirs: dict[int, set[Hashable]] = defaultdict(set)
         where: dict[Hashable, set[int]] = defaultdict(set)
         for part in of_attempts:
-            # Another number of ranks shares the data out in another way.
+            # Another number of ranks divides the data in another way.
             if column == "sched_step" or part.ranks == own.ranks:
                 for step, value in _values(part.at(part.rank == busiest), column, "global_step"):
                     theirs[step].add(value)
@@ -149,15 +149,15 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
 
 
 def _values(steps: Executions, column: str, number: str) -> Iterable[tuple[int, Any]]:
-    """Steps, each with its value in the column, where it is known."""
+    """The steps whose value in the column is known, each with this value."""
     values = steps.column(column)
     seen = steps.samples_known if column == "samples_sum" else ~np.isnan(values)
     return zip(steps.column(number)[seen].tolist(), values[seen].tolist(), strict=True)
 
 
 def of_peers(scene: Scene) -> list[Witness]:
-    """The witness of the parameters that another replica had after the same step. So a replica that is given the state
-    of the others is placed, also if nothing in it counts steps."""
+    """The witness of the parameters that another replica had after the same step. It gives numbers to the steps of a
+    replica that got the state of the others, even if nothing in it counts steps."""
     by_rank = dict[int, Said]()
     own: dict[int, dict[int, str]] = defaultdict(dict)
     for execution in scene.start:
@@ -202,7 +202,7 @@ def _of_samples(scene: Scene) -> list[Witness]:
 
 
 def _totals(steps: Executions, column: str, first: int | None = None) -> dict[int, int]:
-    """By the number of a step in this column (only the `first` numbers): the sum of the samples of all its ranks. Steps
+    """By the number of a step in this column (only the `first` numbers): the sum of the samples of all ranks. Steps
     with samples that were not seen are left out."""
     table = StepTable(steps.last_of(column, "rank"), column)
     table = table.only(~table.any(~table.executions.samples_known))
@@ -211,15 +211,15 @@ def _totals(steps: Executions, column: str, first: int | None = None) -> dict[in
 
 
 def _straight(scene: Scene) -> set[int]:
-    """The step at which the job stands if it restored nothing: the step before, or 0 for a new attempt. Empty for the
-    first attempt, or if a counter can show this."""
+    """The step from which the job goes on if it restored nothing: the step before or, for a new attempt, 0. Empty for
+    the first attempt, or if a counter can show this."""
     if scene.straight is not None:
         return {scene.straight}
     return set() if scene.first or any(execution.opt_step is not None for execution in scene.start) else {0}
 
 
 def _samples(execution: Execution) -> Hashable:
-    """The number of samples and their sum, which are also known of steps whose single samples were not kept."""
+    """The number and the sum of the samples. Both are also known of steps whose single samples were not kept."""
     return sums_of(execution)[:2] if execution.samples_seen or execution.sums is not None else None
 
 
@@ -228,9 +228,9 @@ def _of_column(
     only_first: bool = False, of_any_ranks: bool = False,
 ) -> list[Witness]:  # fmt: skip
     """The witness of the contents of steps, such as losses, aligned rank by rank. `key_of`: a number for each step;
-    only steps with equal numbers may be equal. `only_first`: only the first step of each rank is compared.
-    `of_any_ranks`: also with attempts of other ranks, since what is compared does not depend on how they share the
-    data out."""
+    only steps with equal numbers can be equal. `only_first`: only the first step of each rank is compared.
+    `of_any_ranks`: also compares with attempts of other ranks, because the contents do not depend on how ranks divide
+    the data."""
     own: dict[int, dict[int, Hashable]] = defaultdict(dict)
     for execution in scene.start:
         if (key := read(execution)) is not None and not (only_first and own[execution.rank]):
@@ -258,15 +258,15 @@ def _of_column(
     return [
         replace(witness, beyond=last) if len(witness.fits) > 1 else witness
         for witness in found
-        if not 1 < len(made) <= len(witness.fits)  # what fits every step, such as a constant, shows nothing
+        if not 1 < len(made) <= len(witness.fits)  # a value that fits every step, such as a constant, shows nothing
     ]
 
 
 def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
-    """The witness of the losses. If the losses are those of no known steps, only the first loss is compared. If it is
-    known, later losses may differ by rounding, or because some state was lost or was put in unseen; in the second case
-    the witness says which steps do not fit. If the first loss is not known either, the steps with the same samples and
-    other losses do not fit."""
+    """The witness of the losses. If they are not those of known steps, only the first loss is compared. If the first
+    loss is known, later ones may differ by rounding, because some state was lost, or because some state was put in
+    unseen; in the last case, the witness names the steps that do not fit. If the first loss is not known either, the
+    steps with the same samples and other losses do not fit."""
 
     def read(execution: Execution) -> Hashable:
         return execution.losses if execution.loss_seen else None
@@ -291,8 +291,8 @@ def _fits(witnesses: Iterable[Witness]) -> set[int]:
 def _unlike(
     scene: Scene, bases: Collection[int], own: Collection[Execution], equal: Equal | None = None
 ) -> tuple[int, ...]:  # fmt: skip
-    """The bases that do not fit: with such a base, a step of `own` would be a known step, but the known step had other
-    losses, or differs by `equal`."""
+    """The bases that do not fit: with such a base, a step of `own` would be a known step that had other losses, or
+    differs by `equal`."""
     equal = equal or (lambda ours, theirs: _are_near(ours.losses, theirs.losses))
     due = {base + execution.local_step for base in bases for execution in own}
     if not due or len(due) > _MOST_STARTS:
@@ -316,7 +316,7 @@ def _where(known: Iterable[Executions], steps: Collection[int]) -> Iterator[Exec
 
 
 def _are_near(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:
-    """Whether the losses differ by rounding at most. Losses that were not seen do not differ."""
+    """Whether the losses differ at most by rounding. A loss that was not seen counts as equal."""
     pairs = zip(ours, theirs, strict=False)
     return all(a is None or b is None or math.isclose(a, b, rel_tol=_NEAR) for a, b in pairs)
 
@@ -334,5 +334,5 @@ def _first_of(values: Array) -> Array:
 
 
 def _around(steps: Iterable[int], firsts: Iterable[int]) -> list[int]:
-    """The global steps of the first steps of an attempt, if one of `firsts` (local steps) is one of `steps`."""
+    """The first steps of an attempt as global steps, if one of `firsts` (local steps) is one of `steps`."""
     return [step - first + local for step in set(steps) for first in firsts for local in range(1, FEW + 1)]

@@ -5,8 +5,9 @@ Within an attempt the agent counts steps from 1. An attempt has a base: the numb
 step_numbering.py). The steps on one base are a segment. A step counts, unless a later segment that has steps began
 before this step.
 
-If a fault broke off a step on some ranks only, before the whole job went back to an earlier state in the process, the
-agent of such a rank counts one step less from there on than the agents of the other ranks (`_with_unfinished`)."""
+A fault may break off a step on only some ranks, before the whole job goes back to an earlier state within the process.
+From there on, the agents of these ranks count one step less than the agents of the other ranks; `_with_unfinished`
+corrects this."""
 
 from __future__ import annotations
 
@@ -49,13 +50,12 @@ class History:
     source: Literal["agent", "log", "none"]  # who reported the steps
     uneven: tuple[
         int, ...
-    ] = ()  # steps by rank in an attempt that ended well, if they differ: none has a global number
+    ] = ()  # steps of each rank in an attempt that ended well, if these differ: then none has a global number
 
     @classmethod
     def of(cls, events: Sequence[Event], twin: History | None = None, peers: Sequence[Executions] = ()) -> History:
-        """The history of these events, in any order. With a twin, samples, losses and counters are also aligned with
-        those of the twin. `peers`: the final steps of other replicas of the job, with which the parameters are
-        aligned."""
+        """The history of these events, in any order. `twin`: samples, losses and counters are also aligned with its
+        steps. `peers`: the final steps of other replicas of the job; parameters are aligned with theirs."""
         whole = Merged.of(events)
         ordered, seen = _with_unfinished(_with_first_steps(whole), whole.steps_made.once_each())
         found = attempts.read(ordered)
@@ -120,8 +120,8 @@ class History:
 
     def _put_back(self, part: Segment) -> bool:
         """Whether a segment without steps restored an earlier state, because it loaded a checkpoint of this run. False
-        if it saved a checkpoint, because then it had steps that were not seen. False also if it ended successfully
-        after it loaded an old checkpoint, perhaps for an evaluation."""
+        if it saved a checkpoint: then it had steps that were not seen. False also if it ended successfully after it
+        loaded an old checkpoint, perhaps for an evaluation."""
         saved = any(save.attempt == part.number for save in self.saves)
         if saved or part.base is None or not any(witness.name == RECORD for witness in part.witnesses):
             return False
@@ -140,9 +140,9 @@ class History:
         )
 
     def put_back(self, attempt: int, since_s: float, until_s: float = math.inf) -> list[Segment]:
-        """The segments that an attempt began in that time because it loaded a checkpoint again, or put a state back
-        that it had kept in memory. When it did the latter is known only as after a step and before the end of the
-        next."""
+        """The segments that an attempt began in that time, because it loaded a checkpoint again, or put back a state
+        that it had kept in memory. (The time of the latter is only known to be after a step and before the end of the
+        next.)"""
         return [
             segment
             for segment in self.segments
@@ -208,9 +208,9 @@ class History:
         return not any(other.number == part.number and other.after < part.after for other in self.segments)
 
     def _seen_from_s(self, part: Segment) -> float:
-        """The time from which a segment is visible. No event shows that a job returns to a state in memory, before the
-        end of its next step. Earlier events, such as the fault that made the job go back, belong to the segment
-        before."""
+        """The time from which on events belong to the segment. No event shows when a job returns to a state in memory,
+        only that it was before the end of the next step. Earlier events, such as the fault that made the job go back,
+        belong to the segment before."""
         if not part.in_memory:
             return part.started_s
         first_s = self.of_segment(part.number, part.after).first_s()
@@ -252,8 +252,9 @@ def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -
 
 
 def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Witness]]:
-    """The base of an attempt, which is the number to add to its local steps, and its witnesses. It is the number of
-    global steps before the attempt's first step, without steps that only warmed it up or that it has undone since."""
+    """The base of an attempt, which is the number to add to its local steps, and its witnesses. The base is the number
+    of global steps before the attempt's first step, without steps that were only a warm-up or that it has undone
+    since."""
     found = History.of(events).attempt(attempt)
     if found is None or not found.segments:
         return (found.base, list(found.witnesses)) if found else (None, [])
@@ -262,8 +263,8 @@ def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Wit
 
 
 def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions) -> tuple[int, ...]:
-    """How many steps each rank made, in an attempt that ended well, if these numbers differ, or in any attempt, if they
-    differ by more than the last step. Otherwise empty."""
+    """The number of steps of each rank, if these differ in an attempt that ended well, or differ by more than the last
+    step in any attempt. Otherwise empty."""
     blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
     for attempt in found:
         own = seen.of_attempt(attempt.number)
@@ -276,9 +277,9 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
 
 
 def _end_together(found: Sequence[Attempt], seen: Executions, ranks: int) -> bool:
-    """Whether there is an attempt that ended well, and in which at least `ranks` ranks all made the same number of
-    steps. If so, the ranks of this job keep together. In an attempt that died, a rank with more steps than the others
-    only went on until it had to wait for them, as with local SGD."""
+    """Whether the ranks of this job keep together: in some attempt that ended well, at least `ranks` ranks all made the
+    same number of steps. In an attempt that died, a rank with more steps than the others only went on until it had to
+    wait, as with local SGD."""
     ended_well = [seen.of_attempt(each.number) for each in found if set(each.exit_codes.values()) == {0}]
     return any(
         len(own.ranks) >= ranks and len({int(own.local_step[own.rank == rank].max()) for rank in own.ranks}) == 1
@@ -287,8 +288,8 @@ def _end_together(found: Sequence[Attempt], seen: Executions, ranks: int) -> boo
 
 
 def _keep_step(steps: Executions) -> bool:
-    """Whether no rank completed a step of the attempt before all had completed the step before, as long as all ranks
-    made steps."""
+    """Whether no rank completed a step of the attempt before all ranks had completed the step before; looks only at the
+    steps that all ranks made."""
     local, times = steps.local_step, steps.mono_s
     last = min((int(local[steps.rank == rank].max()) for rank in steps.ranks), default=0)
     first_s, last_s = np.full(last + 1, inf), np.zeros(last + 1)
@@ -300,7 +301,7 @@ def _keep_step(steps: Executions) -> bool:
 
 def _blind(ordered: Sequence[Event], found: Sequence[Attempt]) -> set[int]:
     """The attempts whose steps or saves may not have been seen: a hook that reports them failed in a rank, or a rank
-    lived for a minute and more without an agent."""
+    lived for a minute or more without an agent."""
     failed = {
         event.attempt for event in ordered
         if event.kind is Kind.AGENT_FAILED and event.attempt is not None and event.data["hook"] in _REPORTING
@@ -314,8 +315,8 @@ def _blind(ordered: Sequence[Event], found: Sequence[Attempt]) -> set[int]:
 
 
 def _with_first_steps(whole: Merged) -> list[Event]:
-    """All events without usual steps, in order, but with the first step of each process, which shows that its rank was
-    there."""
+    """All events without usual steps, in order, but with the first step of each process, because it shows that its rank
+    was there."""
     events = [*whole.others, *(block.first for block in whole.blocks)]
     return sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
 
@@ -390,8 +391,8 @@ _HITS = (Kind.APPLYING, Kind.APPLIED)
 
 
 def _with_unfinished(events: Sequence[Event], seen: Executions) -> tuple[Sequence[Event], Executions]:
-    """The same events and steps, but with the same count on all ranks: a step that was broken off counts on each rank,
-    also on ranks that did not finish it. `events`: in order of time."""
+    """The same events and steps, with the same count on all ranks: a step that was broken off counts on each rank, also
+    on ranks that did not finish it. `events`: in order of time."""
     later = [found for attempt in sorted(seen.attempts) for found in _broken_off(events, seen.of_attempt(attempt))]
     for back in later:
         who, since_s = (back.attempt, back.rank), back.mono_s
@@ -410,8 +411,8 @@ def _with_unfinished(events: Sequence[Event], seen: Executions) -> tuple[Sequenc
 
 
 def _broken_off(events: Sequence[Event], own: Executions) -> Iterator[Event]:
-    """The states with which ranks of an attempt went back after a fault and count one step less than other ranks since
-    then. `own`: the steps of the attempt."""
+    """The states with which ranks of an attempt went back after a fault, and since which they count one step less than
+    other ranks. `own`: the steps of the attempt."""
     (attempt,) = own.attempts
     mine = [
         event for event in events if event.attempt == attempt and event.kind in (*_HITS, Kind.BEGUN, Kind.SAVE_BEGIN)
@@ -433,8 +434,8 @@ def _broken_off(events: Sequence[Event], own: Executions) -> Iterator[Event]:
 
 
 def _went_back_to(events: Sequence[Event], hit_s: float, rank: int) -> Event | None:
-    """The first state with which a rank began a step after a fault. None if the rank saved before: then it is the state
-    after the save."""
+    """The first state with which a rank began a step after a fault. None if the rank saved before that: then it is the
+    state after the save."""
     later = (event for event in events if event.rank == rank and event.mono_s > hit_s and event.kind not in _HITS)
     first = next(later, None)
     return first if first and first.kind is Kind.BEGUN and first.step else None

@@ -42,7 +42,7 @@ class Save:
     ok: bool  # every rank that began the save finished it
     blocked_s: float  # for how many seconds training waited, on the rank that waited longest
     global_step: int | None = None
-    begun_step: int | None = None  # the global step when the save began, if `global_step` is an earlier one
+    begun_step: int | None = None  # the global step when the save began, if that is later than `global_step`
     by_child: bool = False  # a process that a rank has forked wrote a part of it
     children_ended: bool = False  # all of these processes have ended with exit code 0
 
@@ -97,9 +97,9 @@ def read_saves(events: Iterable[Event], steps: Executions) -> list[Save]:
 
 def _with_steps_of_ranks(events: Iterable[Event], steps: Executions) -> Iterator[Event]:
     """Corrects the steps of saves by processes that do not count them. A forked process knows only how many steps its
-    rank had completed when it was forked, and may live for many saves: its save counts as begun after all steps that
-    the rank has completed by now (see `in_thread` for the consequence). A rank that makes no steps, such as a writer,
-    saves after the steps that the other ranks have completed by now."""
+    rank had completed at the fork, and may live for many saves: its save counts as begun after all steps that the rank
+    has completed by now (`in_thread` says what this means). A save of a rank that makes no steps, such as a writer,
+    comes after the steps that the other ranks have completed by now."""
     trains = set(zip(steps.attempt.tolist(), steps.rank.tolist(), strict=True))
     for event in events:
         attempt = event.attempt or 0
@@ -148,8 +148,8 @@ _IN_A_ROW = 4  # steps
 
 
 def without_exchanged(saves: Sequence[Save], loads: Sequence[Load]) -> tuple[list[Save], list[Load]]:
-    """The saves and loads of checkpoints. Files that the steps themselves use, such as gradients that ranks exchange as
-    files, are none: a rank loads files of such names between many steps in a row."""
+    """The saves and loads of checkpoints, without those of files that the steps themselves use, such as gradients that
+    ranks exchange as files: a rank loads files of such names between many steps in a row."""
     places = defaultdict[tuple[int, int, str], set[int]](set)
     for load in loads:
         places[load.attempt, load.rank, _unnumbered(load.path)].add(load.local_step)
@@ -181,7 +181,7 @@ def handled_paths(events: Iterable[Event]) -> set[str]:
 
 def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -> Save | None:
     """The save that wrote the data at `path`: the last complete save before `before_s` with the same path, a path
-    inside it, or its parent. If there is none: a save whose file has another suffix now, or the same name in another
+    inside it, or its parent. If there is none: a save whose file now has another suffix, or the same name in another
     folder."""
     path = final_path(posixpath.normpath(path))
     before = [(save, final_path(save.path)) for save in saves if save.begun_s < before_s]
@@ -197,8 +197,8 @@ def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -
 
 
 def whole_loads(loads: Sequence[Load]) -> list[Load]:
-    """The successful loads. A load is left out if the same rank failed to load another file of that checkpoint, and did
-    not load it later. The job may then have continued from another checkpoint."""
+    """The successful loads. Left out is a load if the same rank failed to load another file of that checkpoint, and did
+    not load it later: the job may then have continued from another checkpoint."""
     failed = {(load.rank, checkpoint_of(load.path)) for load in loads if is_failed(load, loads)}
     return [load for load in loads if load.ok and (load.rank, checkpoint_of(load.path)) not in failed]
 
@@ -210,8 +210,8 @@ def is_failed(load: Load, loads: Sequence[Load]) -> bool:
 
 
 def counts_steps(path: str, saves: Iterable[Save]) -> bool:
-    """Whether the number in the name of a save counts steps and not saves. The name may show it. Otherwise the numbers
-    of other saves show it: one of them is the step of its save, or they grow like the steps of their saves (and may lag
+    """Whether the number in the name of a save counts steps, and not saves. The name may show it. If not, the numbers
+    of other saves do: one of them is the step of its save, or they grow like the steps of their saves (they may lag
     behind, because a thread may write late). `saves`: of the first attempt."""
     part = next((part for part in reversed(path.split("/")) if number_in_name(part) is not None), "")
     if re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I):
@@ -227,7 +227,7 @@ def counts_steps(path: str, saves: Iterable[Save]) -> bool:
 # The most reliable first. Plurals and totals may be settings, epochs are no steps, and a scheduler counts one step
 # ahead.
 _PROGRESS = ("global_step", "global_steps", "step", "iteration", "iter", "iter_num", "current_step", "train_step")
-_OPTIMIZERS_OWN = re.compile(r"(?:^|\.)state\.\d+\.|optim", re.I)  # behind if a GradScaler skipped steps
+_OPTIMIZERS_OWN = re.compile(r"(?:^|\.)state\.\d+\.|optim", re.I)  # the count is behind if a GradScaler skipped steps
 
 
 def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:

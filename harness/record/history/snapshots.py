@@ -71,15 +71,16 @@ Sums = Mapping[str, str]  # by name
 
 @dataclass
 class Snapshots:
-    """The steps after which each state was seen. Attempts that are placed are added one after the other."""
+    """The steps after which each state was seen. Attempts are added one after the other, once their steps have global
+    numbers."""
 
     _states: Mapping[int, Sequence[State]] = field(default_factory=dict)  # by attempt
     _steps: dict[Hashable, set[int]] = field(default_factory=lambda: defaultdict(set))
     _has: dict[int, bool] = field(default_factory=dict)  # by attempt
-    # Attempts and local steps after which weights were put back, while all else went on: those of an earlier step.
+    # (attempt, local step) after which the weights of an earlier step were put back, while all else went on.
     put_back: set[tuple[int, int]] = field(default_factory=set)
-    _put_in: dict[Hashable, int] = field(default_factory=dict)  # the newest step after which each was put back
-    _unplaced: set[Hashable] = field(default_factory=set)  # also seen after a step that is not known
+    _put_in: dict[Hashable, int] = field(default_factory=dict)  # of states that were put back: the newest such step
+    _unplaced: set[Hashable] = field(default_factory=set)  # also seen after a step whose number is not known
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Snapshots:
@@ -104,13 +105,14 @@ class Snapshots:
         return self._has[number]
 
     def seen_again(self, number: int, own: Executions) -> tuple[set[int], set[int]]:
-        """The local steps of the attempt after which it went on with a state that had been seen after another step; and
-        those after which it went on with another state than that after the step. `own`: all steps of the attempt."""
+        """Two sets of local steps of the attempt, which may overlap: those after which it went on with a state that had
+        been seen after another step; and those after which it went on with other parameters than those after the step.
+        `own`: all steps of the attempt."""
         here: dict[Hashable, set[int]] = defaultdict(set)
         found = []
         for (local_step, _times), of_ranks in sorted(_together(self._states.get(number, ())).items()):
             whole, *own_keys = self._keys(number, of_ranks)
-            # Ranks that make other numbers of steps count a state otherwise, so each is compared with itself.
+            # Ranks that make different numbers of steps count differently, so each is compared with itself.
             earlier = {step for key in own_keys for step in here[key]}
             begun = local_step and any(state.begun for state in of_ranks.values())
             if begun and local_step not in earlier and (earlier or self._fitting(whole)):
@@ -121,8 +123,9 @@ class Snapshots:
         return {*found, *(place for place, again in others.items() if again)}, {*others}
 
     def _changed(self, own: Sequence[Execution]) -> Iterator[tuple[int, bool]]:
-        """The local steps after which the parameters were changed, and whether to those that had been seen after
-        another step. If not, the job may not have gone back: it may clip or average its weights after each step."""
+        """The local steps after which the parameters were changed; each with whether they became those that had been
+        seen after another step. If they did not, the job may not have gone back: it may clip or average its weights
+        after each step."""
         after, begun = (_by_step(own, name, "local_step") for name in ("parameters", "restored"))
         seen = dict[Hashable, int]()  # the first local step after which each state was seen
         for of, before in ((after, 0), (begun, 1)):
@@ -139,8 +142,8 @@ class Snapshots:
                 yield place, seen[key] < place or bool(self._fitting(("parameters", key)))
 
     def add(self, number: int, segments: Sequence[Segment], own: Executions, until: float = math.inf) -> None:
-        """Adds the states of steps that are placed (`own`), and the snapshots of their attempt up to the local step
-        `until`, without the state with which the next step began."""
+        """Adds the states of steps that have global numbers (`own`), and the snapshots of their attempt up to the local
+        step `until`, without the state with which the next step began."""
         seen = [state for state in self._states.get(number, ()) if (state.event.step or 0) + state.begun <= until]
         for (local_step, _times), of_ranks in _together(seen).items():
             part = segment_at(segments, local_step, min(state.event.mono_s for state in of_ranks.values()))
@@ -166,8 +169,8 @@ class Snapshots:
             self._steps[key].add(step)
 
     def _fitting(self, *keys: Hashable) -> set[int]:
-        """The steps after which the job may have had this state. If it was only seen when it was put back: that step,
-        and all earlier ones. Empty if that is not known."""
+        """The steps after which the job may have had this state. If the state was seen only when it was put back: that
+        step and all earlier ones. Empty if this is not known."""
         if self._unplaced.intersection(keys):
             return set()
         steps = {step for key in keys for step in self._steps.get(key, ())}
@@ -187,7 +190,8 @@ class Snapshots:
 
     def others_began_with(self, number: int, after: int, own: Executions) -> Mapping[str, tuple[int, ...]]:
         """By quantity ("moments" or "rng"): the known steps whose moments or random number generators are those with
-        which the attempt went on after `after` local steps. What was the same after several steps shows nothing."""
+        which the attempt went on after `after` local steps. A value that was the same after several steps shows
+        nothing."""
         begun = self._went_on_with(number, after)
         found: dict[str, set[int]] = defaultdict(set)
         for key in (*_other_keys(begun), *_of_first(own, after, "restored_moments")):
@@ -200,8 +204,8 @@ class Snapshots:
         return {state.event.rank or 0: state for state in seen}
 
     def _keys(self, number: int, of_ranks: Mapping[int, State]) -> list[Hashable]:
-        """The keys of a state: of all its ranks together, and of each rank alone. Parts of which some are missing add
-        up to no state."""
+        """The keys of a state: one for all its ranks together, and one for each rank alone. If parts are missing, there
+        is no key for all ranks."""
         sums = {rank: _parameters(state) for rank, state in of_ranks.items()}
         all_there = {state.event.rank or 0 for state in self._states.get(number, ())} <= sums.keys()
         return [_key(sums.values(), all_there), *((rank, _key([own])) for rank, own in sums.items())]
@@ -215,7 +219,7 @@ def _other_keys(of_ranks: Mapping[int, State]) -> list[tuple[str, Hashable]]:
 
 
 def segment_at(segments: Sequence[Segment], local_step: int, mono_s: float) -> Segment:
-    """The segment of an attempt to which something belongs that happened after so many steps, at that time."""
+    """The segment of an attempt to which an event belongs that came after `local_step` steps, at `mono_s`."""
     begun = [part for part in segments if (part.after, part.started_s) < (local_step, mono_s)]
     return (begun or segments[:1])[-1]
 
@@ -231,7 +235,8 @@ def _texts(of: StateSums) -> Sums:
 
 
 def _together(seen: Sequence[State]) -> Mapping[tuple[int, int], Mapping[int, State]]:
-    """The states of all ranks that belong together: the first of each rank after the same step, and so on."""
+    """The states that belong together, by rank: the first of each rank after the same step, the second of each, and so
+    on."""
     found: dict[tuple[int, int], dict[int, State]] = defaultdict(dict)
     times: dict[tuple[int, int, bool], int] = defaultdict(int)
     for state in seen:

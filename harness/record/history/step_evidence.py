@@ -1,19 +1,20 @@
-"""The model by which the step is found from which a job went on: its base, the number of global steps before its first
-step.
+"""The model that finds the step from which a job went on: its base, the number of global steps before its first step.
 
 A job's state has parts: the weights, the optimizer, the schedule, the data, the files and the log. A restart may put
-each part back to a step of its own. A *witness* observes one part, and says which steps fit. Each kind of witness has a
+each part back to another step. A *witness* observes one part, and says which steps fit. Each kind of witness has a
 weight: how unlikely it is that the witness is wrong. The base is the step that contradicts the least weight. So the
-order in which witnesses are heard does not matter, and no witness decides alone over what all others show.
+order in which witnesses are heard does not matter, and no single witness outweighs all others.
 
 Three facts keep the model honest:
 
 - Witnesses of one group are wrong together (as when a file was loaded only to be looked at). So of each group, only the
-  heaviest contradicted witness counts.
+heaviest contradicted witness counts.
+
 - A part that stands at its beginning may only show that it was not restored. All such parts count as one light group.
-  But if a process goes back between two of its steps, each counter at its beginning counts by itself.
-- "At another step" is always an answer too. It contradicts every witness. If it is not clearly worse than the best
-  step, or if another step is not, the base is not known.
+But if a process goes back between two of its steps, each counter at its beginning counts by itself.
+
+- "At another step" is always a possible answer, too. It contradicts every witness. If it is not clearly worse than the
+best step, or if another step is not, the base is not known.
 
 A witness that disagrees with the base stays visible: it is evidence that its part of the state was not restored."""
 
@@ -69,10 +70,10 @@ KINDS: Mapping[str, Kind] = {
 _MARGIN = 1.0  # the least weight between an answer and the next best one
 _ANEW = "anew"  # the group of all parts that stand at their beginning
 _COUNTERS = frozenset({OPTIMIZER, SCHEDULER, RATES})
-_PARTS = _COUNTERS | {LOG, SAMPLES, MOMENTS, RNG}  # these begin anew if nothing restores them
+_PARTS = _COUNTERS | {LOG, SAMPLES, MOMENTS, RNG}  # these begin at zero if nothing restores them
 _ANEW_WEIGHT = 0.9
-_ASSUMED = frozenset({START, UNSAVED, STRAIGHT})  # what is so unless something else is seen
-_MANY = 64  # fits; a witness with more names no candidates but its preferred one
+_ASSUMED = frozenset({START, UNSAVED, STRAIGHT})  # what is taken to be so unless something else is seen
+_MANY = 64  # the most steps that a witness names; if more fit, it names only its preferred one
 _ELSEWHERE = 2**63  # larger than any step
 
 
@@ -84,14 +85,14 @@ class Witness:
     fits: tuple[int, ...]
     rests_on: str  # the observation, for messages
     ranks: tuple[int, ...] = ()
-    trust: float = 1.0  # the part of its kind's weight that it has
+    trust: float = 1.0  # the share of its kind's weight that it has
     prefers_first: bool = False  # the first step that fits is the most likely one
-    against: Sequence[int] = ()  # steps that do not fit, if it knows only these
-    beyond: float = inf  # from this step on, any step fits, because what it saw comes again and again
+    against: Sequence[int] = ()  # steps that do not fit, if these are all that it knows
+    beyond: float = inf  # from this step on, any step fits, because what the witness saw comes again and again
 
     @property
     def value(self) -> int | None:
-        """The step that it prefers. None if several fit equally well."""
+        """The step that the witness prefers. None if several fit equally well."""
         return self.fits[0] if len(self.fits) == 1 or (self.fits and self.prefers_first) else None
 
     @cached_property
@@ -132,7 +133,7 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
 
 
 def _against(base: int, witnesses: Sequence[Witness]) -> list[Witness]:
-    """The witnesses that the base contradicts, of each group only those of the heaviest kind. At the start of a run,
+    """The witnesses that the base contradicts; of each group, only those of the heaviest kind. At the start of a run,
     loaded files are no witnesses, because they come from other runs."""
     at_start = any(witness.name == START and not witness.contradicts(base) for witness in witnesses)
     found = [
@@ -145,7 +146,7 @@ def _against(base: int, witnesses: Sequence[Witness]) -> list[Witness]:
 
 
 def _cost(base: int, witnesses: Sequence[Witness]) -> float:
-    """The weight of all that the base contradicts."""
+    """The weight of all witnesses that the base contradicts."""
     heaviest: dict[str, float] = defaultdict(float)
     within = any(witness.name == STRAIGHT for witness in witnesses)
     for witness in witnesses:
@@ -156,8 +157,9 @@ def _cost(base: int, witnesses: Sequence[Witness]) -> float:
 
 
 def _preferred(near: Mapping[int, float], witnesses: Sequence[Witness]) -> int | None:
-    """The choice between steps that are about equally good (`near`, each with the weight that it contradicts): the
-    preferred step of the heaviest witness that none of these steps contradicts, if no other step contradicts less."""
+    """Chooses between steps that are about equally good (`near`: each with the weight that it contradicts): takes
+    the preferred step of a witness, if it contradicts no more than any of these, and if none of these contradicts the
+    witness. Of several such witnesses, the heaviest decides. None if there is none."""
     least = min(near.values())
     for witness in sorted(witnesses, key=lambda witness: -witness.weight):
         preferred = None if witness.value is None else near.get(witness.value)

@@ -1,9 +1,9 @@
 """Goes through the attempts in order and gives their steps global numbers. Pure.
 
 An attempt has one or more segments. The first begins with the attempt. Another begins if a checkpoint is loaded between
-two steps and training continues from it, or if the job returns to a state that it kept in memory. Each part of an
-attempt between two such points is placed by what was seen in that part alone. Steps before a return were only a warm-up
-if the attempt had loaded and saved nothing before them; a warm-up is left out of the history."""
+two steps and training continues from it, or if the job returns to a state that it kept in memory. For each part of an
+attempt between two such points, the base is found from what was seen in that part alone. Steps before a return were
+only a warm-up if the attempt had loaded and saved nothing before them; a warm-up is left out of the history."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from torchaos.harness.record.history.step_evidence import LOSSES, OPTIMIZER, SAM
 from torchaos.harness.record.history.step_witnesses import hear, log_begins_again, log_lead
 from torchaos.harness.record.steps import Executions
 
-# The trust that an attempt simply goes on, at a place where it loads something or its state is recorded again; and
-# where, besides, another state was seen or could not be seen: without a load, and with one.
+# The trust that an attempt simply goes on at a place where it loads something, or where its state is recorded again;
+# and the trust if, in addition, another state was seen, or none could be seen: without a load, and with one.
 _RESTORED, _UNSEEN, _LOADED = 0.7, 0.2, 0.1
-# If no state is recorded, the first attempt's own count decides whether its first steps count, in all later ones.
+# The trust in the first attempt's own count, if no state is recorded: it decides for all later attempts whether their
+# first steps count.
 _OWN_COUNT = 1.2
 _OF_RANKS = (OPTIMIZER, SAMPLES, LOSSES)
 _MOST = 2**62  # a number in a name or a file that is larger is no step
@@ -38,19 +39,19 @@ Lines = list[tuple[float, int]]  # (mono_s, step)
 
 @dataclass(frozen=True)
 class _Returns:
-    """Where an attempt may have gone back, by the local steps that it had made before."""
+    """The places where an attempt may have gone back, each given by the number of local steps before it."""
 
     places: Sequence[int]  # in order, with the start and the end of the attempt
     loads: Mapping[int, Sequence[Load]]
     again: Collection[int]  # where the state was recorded again
-    other: Collection[int]  # where that was the state of another step
+    other: Collection[int]  # places where that was the state of another step
     unseen: bool  # no state of the attempt was recorded
 
     def restored(self, place: int) -> bool:
         return place in self.loads or place in self.again
 
     def trust(self, place: int, alone: bool) -> float:
-        """The trust that the attempt simply goes on there. `alone`: it is the first attempt."""
+        """The trust that the attempt simply goes on there. `alone`: whether it is the first attempt."""
         if alone and self.unseen:
             return _OWN_COUNT
         if place in self.other or (not alone and (self.unseen or self.restored(place))):
@@ -60,8 +61,8 @@ class _Returns:
 
 @dataclass
 class Placing:
-    """Places the attempts one after the other: gives their steps global numbers. Attempts that are placed already help
-    to place the next."""
+    """Gives the steps of the attempts global numbers, one attempt after the other. Earlier attempts help to number the
+    next."""
 
     found: Sequence[Attempt]
     seen: Mapping[int, Executions]  # by attempt
@@ -69,7 +70,7 @@ class Placing:
     loads: Sequence[Load]
     lines: Lines
     twin: Sequence[Executions]  # the final history of the twin
-    # Whether the ranks of one attempt made different numbers of steps: some ended earlier, or did not keep step before.
+    # Whether the ranks of one attempt made different numbers of steps: some ended earlier, or did not keep together.
     uneven: Literal["", "at the end", "all the time"] = ""
     ahead: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # by attempt and rank: see Scene
     blind: Collection[int] = ()  # the numbers of attempts whose steps or saves may not have been seen
@@ -79,7 +80,7 @@ class Placing:
     saved: list[Save] = field(default_factory=list)
     foreign: Collection[str] = ()  # see Scene
     log_offset: int | None = None
-    log_changed: bool = False  # the log counts in another way than before, or began to count again
+    log_changed: bool = False  # the log counts in another way than before, or began again
     went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
     def place(self, attempt: Attempt) -> Attempt:
@@ -120,7 +121,8 @@ class Placing:
         return _Returns([0, *places, last], loads, again, other, unseen)
 
     def _saved_at(self, attempt: Attempt, own: Executions) -> set[int]:
-        """The local steps after which the attempt saved. A rank whose last step was over may still save with others."""
+        """The local steps after which the attempt saved. A rank that has ended its last step may still save with
+        others."""
         last, ends = int(own.local_step.max(initial=0)), own.last_of("rank")
         end = dict(zip(ends.rank.tolist(), ends.local_step.tolist(), strict=True))
         return {
@@ -129,7 +131,7 @@ class Placing:
         }  # fmt: skip
 
     def _segments(self, attempt: Attempt, own: Executions, returns: _Returns) -> list[Segment]:
-        """The segments of the attempt. Places its steps, and adds its states to the snapshots."""
+        """The segments of the attempt. Gives its steps global numbers, and adds its states to the snapshots."""
         segments, placed_before, alone = list[Segment](), len(self.placed), attempt is self.found[0]
         for place, until in pairwise(returns.places):
             trust = returns.trust(place, alone)
@@ -206,8 +208,8 @@ class Placing:
         )  # fmt: skip
 
     def _logged_on(self, attempt: Attempt, before: int, place: int, until: int) -> bool | None:
-        """Whether the step numbers in the log of the attempt go on after `place` local steps as they did before, from
-        `before` on. None if this is not known."""
+        """Whether the step numbers in the log of the attempt go on after `place` local steps as they did between
+        `before` and `place`. None if this is not known."""
         own, leads = self.seen[attempt.number], list[int | None]()
         starts = [own.at(own.local_step == step + 1).mono_s.min(initial=inf) for step in (before, place, until)]
         for since, to, (start_s, end_s) in zip((before, place), (place, until), pairwise(starts), strict=True):
@@ -217,8 +219,8 @@ class Placing:
         return None if None in leads else leads[0] == leads[1]
 
     def _is_common(self, base: int, scene: Scene, witnesses: Sequence[Witness]) -> bool:
-        """Whether the step `base` is one of all ranks: no rank shows another step, the ranks make their steps together,
-        and all made that step; or the first attempt goes straight on. The counter of a rank says more than its
+        """Whether the step `base` holds for all ranks: no rank shows another step, the ranks make their steps together,
+        and all of them made that step; or the first attempt simply goes on. The counter of a rank counts more than its
         samples, which may come again in each epoch."""
         counted = {
             rank for witness in witnesses if witness.name in (OPTIMIZER, SCHEDULER) and not witness.contradicts(base)
@@ -245,8 +247,8 @@ class Placing:
         return [*self.twin, earlier, here]
 
     def _earlier(self, attempt: Attempt) -> tuple[bool, bool]:
-        """Whether an earlier attempt made a step or a save, and whether steps or saves of one may not have been
-        seen."""
+        """Two facts about earlier attempts: whether one made a step or a save, and whether steps or saves of one may
+        not have been seen."""
         before = [earlier for earlier in self.found if earlier.number < attempt.number]
         made = any(len(self.seen[each.number]) or self.saves.get(each.number) for each in before)
         return made, any(
@@ -259,12 +261,12 @@ class Placing:
         self.placed.append(part)
 
     def all_placed(self, seen: Executions) -> Executions:
-        """All steps that were placed, in order."""
+        """All steps that have got global numbers, in order."""
         return seen.joined(self.placed)
 
     def _only_warmed_up(self, before: Sequence[Segment], then: Segment) -> bool:
-        """Whether the steps before `then` only warmed up: nothing was loaded or saved before them, and then the job
-        loads a checkpoint, or returns to the state with which it began."""
+        """Whether the steps before `then` were only a warm-up: nothing was loaded or saved before them, and at `then`
+        the job loads a checkpoint, or returns to the state with which it began."""
         if (
             len(before) != 1
             or before[0].loaded is not None
@@ -290,8 +292,8 @@ class Placing:
         return replace(save, global_step=step)
 
     def _is_early(self, save: Save, step: int, part: Segment) -> bool:
-        """Whether only ranks that make no steps saved, while the others were still in the step whose number the file
-        has in its name: a file of the others with this number was saved after that step."""
+        """Whether this file was saved early: only ranks that make no steps saved it, while the other ranks were still
+        in the step whose number it has in its name (they saved their file with this number after that step)."""
         ranks, own = self.seen[save.attempt].ranks, _last_number(save.path)
         if ranks & set(save.ranks) or own != step + 1:
             return False
@@ -299,8 +301,8 @@ class Placing:
         return any(_last_number(each.path) == own == part.global_step(each.local_step) for each in others)
 
     def _is_apart(self, save: Save) -> bool:
-        """Whether only ranks that make no steps saved, and the numbers in the names of their attempt's saves are not at
-        a fixed distance from the steps."""
+        """Whether only ranks that make no steps made this save, and the numbers in the names of their attempt's saves
+        are at no fixed distance from the steps."""
         if self.seen[save.attempt].ranks & set(save.ranks):
             return False
         named = ((number_in_name(each.path), each.local_step) for each in self.saves[save.attempt])
@@ -310,9 +312,9 @@ class Placing:
         return counts_steps(save.path, self.saves.get(self.found[0].number, ()))
 
     def _correct(self, load: Load, base: int) -> None:
-        """Corrects the step of a save after its load. A job may write the state of an earlier step, in a thread or from
-        a copy in memory. The load of the checkpoint shows which step that was. Without a thread, the name must
-        agree."""
+        """Corrects the step of a save that was loaded later. A job may write the state of an earlier step, in a thread
+        or from a copy in memory; the load of the checkpoint shows which step that was. If no thread wrote it, the name
+        must agree."""
         was = saved_as(load.path, self.saved, load.mono_s)
         if was is None or was.global_step is None or not 0 < base < was.global_step:
             return
@@ -336,7 +338,7 @@ class Placing:
         steps = [step for part in own for step in zip(part.mono_s.tolist(), part.global_step.tolist(), strict=True)]
         lead = log_lead(lines, steps) if lines else None
         if lead is None and lines and attempt is self.found[0] and lines[0][1] in (0, 1):
-            lead = lines[0][1] - 1  # its steps were not seen, and its log begins with its first step
+            lead = lines[0][1] - 1  # no steps of it were seen, and its log begins with its first step
         if lead is not None:
             self.log_changed |= self.log_offset is not None and abs(lead - self.log_offset) > 1
             self.log_changed |= log_begins_again(lines, steps)
@@ -350,8 +352,8 @@ def _last_number(path: str) -> int | None:
 
 
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
-    """The loaded checkpoint from which the job continued: the last one that was saved at the step `base`. If there is
-    none, the last one. Of several files, one that may hold the model."""
+    """The loaded checkpoint from which the job continued: the last one that was saved at the step `base` or, if there
+    is none, the last one. Of several files, one that may hold the model."""
     made = [(load, saved_as(load.path, saves, load.mono_s)) for load in reversed(loads)]
     steps = {load.path: save.global_step for load, save in made if save and _may_hold(save, base)}
     fitting = [load for load, _save in made if load.path in steps] or [load for load, _save in made]

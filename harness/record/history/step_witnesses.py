@@ -25,7 +25,7 @@ from torchaos.harness.record.steps import Executions
 
 Tell = Callable[[Load, Scene], Said | None]
 _LATE = 1000  # the most steps by which a thread may write late
-_UNKNOWN_FILE = 0.2  # the trust in a file that this run was not seen to save
+_UNKNOWN_FILE = 0.2  # the trust in a file whose save this run was not seen to make
 
 
 def of_files(scene: Scene) -> list[Witness]:
@@ -56,8 +56,9 @@ def _of_own(loads: Sequence[Load], scene: Scene) -> list[Witness]:
 
 
 def _of_loads(name: str, loads: Sequence[Load], scene: Scene, tell: Tell) -> list[Witness]:
-    """The witnesses of one kind (`name`) about the loaded checkpoints; `tell` asks one load. If one of a rank's
-    checkpoints says nothing, the rank is no witness: the job may have gone on from that checkpoint."""
+    """The witnesses of one kind (`name`) about the loaded checkpoints. `tell`: a function that gives the statement
+    about one load. If it says nothing about one of a rank's checkpoints, the rank is no witness: the job may have gone
+    on from that checkpoint."""
     said: dict[int, dict[str, list[Said]]] = defaultdict(lambda: defaultdict(list))  # by rank and checkpoint
     for load in reversed(loads):
         if load.ok:
@@ -85,7 +86,7 @@ def _save_record(load: Load, scene: Scene) -> Said | None:
     rests_on = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
     begun = _begun(save) or 0
     before = range(begun, max(0, begun - _LATE), -1) if save.in_thread or begun != save.global_step else ()
-    # Ranks that had made other numbers of steps wrote the same file.
+    # Ranks that had made different numbers of steps wrote the same file.
     apart = (
         other.global_step for other in scene.saves
         if other.path == save.path and other.begun_s <= (save.ended_s or 0.0) and save.begun_s <= (other.ended_s or 0.0)
@@ -104,9 +105,9 @@ def _contents(load: Load, scene: Scene) -> Said | None:
     key, number = found
     ahead = _ahead(scene.saves)
     if ahead is None and number == number_in_name(load.path) and any(_named(scene.saves)):
-        return None  # it counts as the names do, such as saves or the steps of a phase
+        return None  # it counts what the names count, such as saves or the steps of a phase
     base = number - (ahead or 0)
-    # Some jobs count steps from 0, and those that warm up count otherwise than we do.
+    # Some jobs count steps from 0, and jobs with a warm-up count in another way than the history.
     if any(save.in_thread for save in scene.saves):
         fits = {*range(min(number, base), max(number, base) + 2 + (scene.unseen and ahead is None) * WARM)}
     else:
@@ -124,7 +125,7 @@ def _name(load: Load, scene: Scene) -> Said | None:
     if number is None or (ahead is None and any(_named(saves))):
         return None  # it counts something else: saves, epochs
     base = number - (ahead or 0)
-    late = any(save.in_thread for save in saves)  # then it may also be the number of an earlier step
+    late = any(save.in_thread for save in saves)  # the number may also be that of an earlier step then
     if ahead is None:
         fits = tuple(range(base, base + 2 + scene.unseen * WARM))
     else:
@@ -137,7 +138,7 @@ def _begun(save: Save) -> int | None:
 
 
 def _ahead(saves: Sequence[Save]) -> int | None:
-    """By how much the numbers in the names of saves are ahead of their steps. None if these numbers are no steps."""
+    """By how much the numbers in the names of saves are ahead of the steps. None if these numbers are no steps."""
     named = _named(saves)
     ahead = {number - done for number, done in named}
     plain = len(named) > 1 or (ahead <= {-1, 0, 1} and not any(save.in_thread for save in saves))
@@ -149,11 +150,11 @@ def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
     return {(number, done) for number, done in named if number is not None and done is not None}
 
 
-_RECENT = 4  # values of a counter that must each belong to one step, so that it can be continued
-_ON = 64  # the most by which a counter that had this value before may also have gone on from its newest value
-_NOT_COMPARED = 0.5  # the trust in a log that was not compared with steps yet
+_RECENT = 4  # so many values of a counter must each belong to one step, for the counter to be continued
+_ON = 64  # the most steps by which a counter that had this value before may also have gone on from its newest value
+_NOT_COMPARED = 0.5  # the trust in a log that was not yet compared with steps
 _AS_FIRST = 0.2  # the trust in a log that is as far ahead of the attempt's steps as in the first attempt
-# The trust in that nothing was saved, if later saves were seen, and a counter and steps of as many ranks would show a
+# The trust that nothing was saved, if later saves were seen, and a counter and steps of as many ranks would show a
 # warm-up.
 _SAVES_SEEN = 2.0
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
@@ -181,7 +182,7 @@ def _of_state(scene: Scene) -> list[Witness]:
 
 
 def _of_other_state(scene: Scene) -> list[Witness]:
-    """The witnesses of the other state, if the parameters are those of no known step."""
+    """The witnesses of the rest of the state (moments and generators), if the parameters are those of no known step."""
     kinds = {"moments": names.MOMENTS, "rng": names.RNG}
     found = scene.snapshots.others_began_with(scene.number, scene.after, scene.own)
     return [Witness(kinds[what], steps, "to the bit, they were those after that step") for what, steps in found.items()]
@@ -201,7 +202,7 @@ def _of_start(scene: Scene) -> list[Witness]:
 
 
 def _of_counter(name: str, scene: Scene, column: str, ahead: Mapping[int, int] | None) -> list[Witness]:
-    """The witness of a counter: of its first value. `ahead`: by rank, how far the counter is ahead of the training (see
+    """The witness of a counter, by its first value. `ahead`: by rank, how far the counter is ahead of the training (see
     Scene); None: the counter's first value is not known."""
     by_rank = dict[int, Said]()
     firsts = {each.rank: each for each in reversed(scene.start) if getattr(each, column) is not None}
@@ -223,8 +224,8 @@ def _of_counter(name: str, scene: Scene, column: str, ahead: Mapping[int, int] |
 
 
 def _steps_at(value: float, known: Sequence[Executions], column: str, lead: int | None) -> set[int]:
-    """The global steps after which the counter has the value `value`: as observed earlier, or computed if the counter
-    counts steps. `lead`: by how much the counter is ahead of the steps; None if not known."""
+    """The global steps after which the counter has the value `value`: as observed earlier or, if the counter counts
+    steps, as computed. `lead`: by how much the counter is ahead of the steps; None if not known."""
     values = np.concatenate([np.zeros(0), *(part.column(column) for part in known)])
     steps = np.concatenate([np.zeros(0, np.int64), *(part.global_step for part in known)])[~np.isnan(values)]
     values = values[~np.isnan(values)]
@@ -267,7 +268,8 @@ def _log_lead(scene: Scene) -> int | None:
 
 
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
-    """By how much the step numbers in the log are usually ahead of the given steps. Both are (mono_s, step)."""
+    """By how much the step numbers in the log are usually ahead of the given steps. `lines`, `steps`: each (mono_s,
+    step)."""
     leads = _log_leads(lines, steps)
     return leads.most_common(1)[0][0] if leads else None
 

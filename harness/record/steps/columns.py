@@ -24,8 +24,8 @@ Array = npt.NDArray[Any]
 Key = tuple[int, int]  # attempt, rank
 Late = Mapping[int, dict[str, Any]]  # by step: fields of an Execution that a later event reported
 
-# In `losses` and `lr`: a loss that was never copied, and a place that a step does not have. No computation gives these
-# numbers.
+# In `losses` and `lr`, two numbers that no computation gives: for a loss that was never copied, and for a place that a
+# step does not have.
 NONE, ABSENT = np.array([0x7FF8_70C7_A050_0001, 0x7FF8_70C7_A050_0002], np.uint64).view(float)
 # The columns that are used often, and the names of the same values in blocks.
 _KEPT = {"rank": "", "attempt": "", "local_step": "step", "mono_s": "mono_s", "losses": "losses", "lr": "lr",
@@ -119,7 +119,7 @@ class Columns:
         return of_payload(part.rank, part.attempt, int(own["step"][place]), float(own["mono_s"][place]), data)
 
     def event(self, row: int) -> Event:
-        """The event that reported this step. For a step that is an object, without payload and time of day."""
+        """The event that reported this step. If the step is an object, without payload and wall-clock time."""
         part, place = self._part_at(row)
         if isinstance(part, Block):
             return part.event(place)
@@ -128,8 +128,8 @@ class Columns:
         return Event(Kind.STEP, part.sources[place], part.numbers[place], 0.0, execution.mono_s, *who)
 
     def indices_of(self, rows: Array) -> Iterator[tuple[Array, Array]]:
-        """Yields rows and, for each row, the indices of its samples. Rows without indices are left out. They come in
-        parts, so that not all are in memory at once."""
+        """Yields rows and, for each row, the indices of its samples. Rows without indices are left out. Each yield has
+        only a part of the rows, so that not all are in memory at once."""
         rows = np.sort(rows)
         cuts = np.searchsorted(rows, self._starts)
         for part, start, first, end in zip(self.parts, self._starts, cuts, cuts[1:], strict=False):
@@ -268,7 +268,7 @@ _OF_BLOCK: Mapping[str, Callable[[Block], Array]] = {
     "sched_step": _counter("sched_step"),
     "losses": _losses,
     "lr": lambda block: block.own["lr"],
-    # Equal if the samples are, in this order. 0 if only their sum is known (`summed`).
+    # Equal if the samples are, in this order. 0 if only the sum of the samples is known (`summed`).
     "samples": _or_zero("samples", np.uint64),
     "samples_sum": _or_zero("samples_sum", np.uint64),
     "indices": lambda block: execution.in_order(_indices(block)),

@@ -143,7 +143,7 @@ def number_of(sample: Hashable) -> int:
 
 
 def sums_of(execution: Execution) -> Sums:
-    """The sums of the samples of a step, also if each of them is known."""
+    """The sums of the samples of a step; computed if each sample is known."""
     if execution.sums is not None:
         return execution.sums
     seen, indices = execution.samples, execution.indices

@@ -1,4 +1,5 @@
-"""Steps of a run: a selection in some order, by number and rank, and side by side with those of another run."""
+"""Steps of a run: as a selection in some order, as a table by number and rank, and side by side with those of another
+run."""
 
 from __future__ import annotations
 
@@ -170,7 +171,7 @@ class Executions(Sequence[Execution]):
 
     @property
     def with_state(self) -> Executions:
-        """All steps that are objects: only these may have check sums of parameters and moments, norms and sketches."""
+        """All steps that are objects. Only these can have check sums of parameters and moments, norms and sketches."""
         loose = self._columns.loose()
         return self if len(loose) == len(self._columns) else self.at(np.isin(self._rows, loose))
 
@@ -392,7 +393,7 @@ class Both:
         return cls(mine.only(~other), twins.only(~other), apart)
 
     def equal(self, name: str) -> Array:
-        """For each step and rank: whether a column has the same bits in both runs."""
+        """For each step and rank: whether the column has the same bits in both runs."""
         return equal(self.ours.executions, self.theirs.executions, name)
 
     def beyond(self, name: str, allowed: Callable[[int], float], typical: float = 0.0) -> Array:

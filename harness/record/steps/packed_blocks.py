@@ -41,10 +41,9 @@ class Block:
     summed: bool  # only the sums of the samples are known, see protocol/check_sums.py
     layout: np.dtype[Any] = field(repr=False)  # of a record, see _layout
     # A row for each step. As in _HEAD of packed_lines.py: "mono_s", "step", "nones" (without it, all losses were seen);
-    # "losses", "lr"; numbers for the samples: "samples", "samples_sum" (see execution.py), and
-    # "indices_sum" if only sums are known; seconds in all phases and in saving:
-    # "took_s", "saving_s". What is not there is 0. What is usually counted as steps are, as its distance from "step":
-    # "seq", "opt_step", "sched_step"; see `whole`.
+    # "losses", "lr"; numbers for the samples: "samples", "samples_sum" (see execution.py), and "indices_sum" if only
+    # sums are known; seconds in all phases and in saving: "took_s", "saving_s". A missing value is 0. The columns
+    # "seq", "opt_step" and "sched_step", which usually count steps, hold the distance from "step"; see `whole`.
     own: dict[str, Array] = field(repr=False)
     lines: Sequence[bytes] = field(repr=False)
 

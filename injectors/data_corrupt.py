@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from torchaos.injectors.numeric import Corruption
-from torchaos.plugin import Count, Evidence, Kind, RankSite, Record, Target
-from torchaos.plugin.evidence import broke_off, died
+from torchaos.plugin import Count, Kind, RankSite, Target
 from torchaos.plugin.families.ranks import as_integers
-
-_REFUSALS = range(1, 128)  # exit codes of a rank that ends itself with an error
 
 
 @dataclass(frozen=True)
@@ -42,19 +38,6 @@ class CorruptBatch(Corruption):
                 site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect})
 
         site.at_next_batch(corrupt)
-
-    def felt(self, record: Record, fault: str) -> Evidence | None:
-        """A job that notices it ends, or goes back, before the weights show it. If another rank gives up first,
-        torchrun sends SIGTERM to the one that was hit."""
-        given_up = died(record, fault, *_REFUSALS, -signal.SIGTERM) if _some_rank_gave_up(record, fault) else None
-        return super().felt(record, fault) or given_up or broke_off(record, fault)
-
-
-def _some_rank_gave_up(record: Record, fault: str) -> bool:
-    """Whether, after each landing, a rank of the same attempt ended itself with an error."""
-    exits = [event for event in record.of_kind(Kind.RANK_EXITED) if event.data["exit_code"] in _REFUSALS]
-    hits = record.of_fault(fault, Kind.APPLYING)
-    return all(any(end.attempt == hit.attempt and end.mono_s > hit.mono_s for end in exits) for hit in hits)
 
 
 def _flip(batch: Any, bit: int | None, samples: int | None) -> str:

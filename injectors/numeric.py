@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 
 from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, RankSite, Record, Target
-from torchaos.plugin.evidence import seen_by_others, seen_by_twin
+from torchaos.plugin.evidence import broke_off, died, seen_by_others, seen_by_twin
 from torchaos.plugin.families.ranks import Call, as_integers, local
 
 Change = Literal["flip", "nan", "inf", "zero"]
 Self = TypeVar("Self")
+_REFUSALS = range(1, 128)  # exit codes of a rank that ends itself with an error
 _VALUES = {"nan": float("nan"), "inf": float("inf"), "zero": 0.0}
 
 
@@ -35,10 +37,27 @@ class Corruption(Fault):
         return Irreversible("the wrong number was used in computations, which can't be undone; the job has to notice")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return seen_by_others(record, fault)
+        """A job that notices it ends, or goes back, before the weights show it. If another rank gives up first,
+        torchrun sends SIGTERM to the one that was hit."""
+        given_up = died(record, fault, *_REFUSALS, -signal.SIGTERM) if _some_rank_gave_up(record, fault) else None
+        return seen_by_others(record, fault) or given_up or broke_off(record, fault)
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
         return seen_by_twin(record, twins, fault)
+
+
+def _some_rank_gave_up(record: Record, fault: str) -> bool:
+    """Whether, after each landing and before another fault's, a rank of the same attempt ended itself with an error."""
+    exits = [event for event in record.of_kind(Kind.RANK_EXITED) if event.data["exit_code"] in _REFUSALS]
+    others = [event.mono_s for event in record.of_kind(Kind.APPLYING, Kind.APPLIED) if event.data["fault"] != fault]
+    return all(
+        any(
+            end.attempt == hit.attempt and end.mono_s > hit.mono_s
+            and not any(hit.mono_s < other < end.mono_s for other in others)
+            for end in exits
+        )
+        for hit in record.of_fault(fault, Kind.APPLYING)
+    )  # fmt: skip
 
 
 def corrupt(site: RankSite, what: str, tensors: Sequence[Any], injector: Any) -> None:

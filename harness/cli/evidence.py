@@ -55,7 +55,7 @@ def diagnose(
         raise UsageError("--function times calls while --kernel watches: give --kernel SECONDS too")
     found = _diagnosis(folder, pid)
     if pid is not None and kernel is not None:
-        found.problems += watch({rank: one.pid for rank, one in ranks_of(pid).items()}, kernel, functions)
+        found.problems += map(str, watch({rank: one.pid for rank, one in ranks_of(pid).items()}, kernel, functions))
     if not is_told(json_file, found.to_json()):
         click.echo("\n".join(found.lines()))
 

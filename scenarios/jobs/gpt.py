@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Iterator
 
+import self_test
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -144,6 +145,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--adapt", action="store_true", help="save twice as often after each restart")
     parser.add_argument("--last-save", action="store_true", help="save at an exception, and when a step does not end")
+    parser.add_argument("--self-test", action="store_true", help="compute what is known before each start")
     parser.add_argument("--keep", type=int, default=3, help="how many checkpoints to keep (default 3)")
     parser.add_argument("--batch-size", type=int, default=24, help="of all ranks together (default 24)")
     parser.add_argument("--samples", type=int, default=0, help="of an epoch (default: all of the text, about 16,000)")
@@ -256,6 +258,8 @@ class Run:
 def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
     args = options()
     timeout = timedelta(seconds=args.step_timeout)
+    if args.self_test and (wrong := self_test.main()):
+        sys.exit(wrong)
     device = start(timeout)
     if args.batch_size % dist.get_world_size():
         sys.exit(f"--batch-size {args.batch_size} can't be shared out evenly among {dist.get_world_size()} ranks")

@@ -20,7 +20,7 @@ It asks NVML. Options, before the command:
                   before it gets ranks
     --strikes=N   the node leaves when ranks were killed on it N times, though nothing says that it is sick
     --self-test   the node first computes something whose answer is known (self_test.py), and does not join the job if
-                  the answer is wrong"""
+                  the answer is wrong. It leaves when a rank finds a wrong answer (gpt_ddp.py --self-test)"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from typing import Any
 FATAL_XIDS = {48, 64, 74, 79, 95, 119, 120, 140, 143, 144, 145, 146, 147, 148, 149, 150}
 RECOVERY_ACTION = 230  # field: none, reset, reboot, ...
 EVERY_S = 1.0
-SELF_TEST = Path(__file__).with_name("self_test.py")
+SELF_TEST, WRONG = Path(__file__).with_name("self_test.py"), 86  # its exit code if the node computes wrongly
 SLOWDOWNS = 0x20 | 0x40 | 0x80  # slowed by the driver for heat, by the GPU for heat, by the power supply
 MANY_CORRECTED = 10_000
 RISING = 1_000  # corrected errors from one look to the next
@@ -89,7 +89,8 @@ def main(command: list[str]) -> int:
     gpus, told = os.environ.get("CUDA_VISIBLE_DEVICES", ""), b""
     try:
         while True:
-            job = subprocess.Popen([program, *command[1:]], stderr=subprocess.PIPE if most else None)
+            listens = most or "--self-test" in more
+            job = subprocess.Popen([program, *command[1:]], stderr=subprocess.PIPE if listens else None)
             if job.stderr is not None:
                 threading.Thread(target=strikes, args=(job.stderr, most, leave), daemon=True).start()
             while (code := job.poll()) is None:
@@ -116,17 +117,22 @@ def _read(pipe: int) -> bytes:
 
 
 def strikes(lines: Iterable[bytes], most: int, leave: Callable[[], None]) -> None:
-    """Pass on torchrun's lines. Leave when they tell for the `most`th time that a rank of this node was killed."""
+    """Pass on torchrun's lines. Leave when they tell that a rank of this node found it to compute wrongly, or for the
+    `most`th time that one was killed."""
     killed = 0
     for line in lines:
         sys.stderr.buffer.write(line)
         sys.stderr.buffer.flush()
-        found = ENDED.search(line)
-        if found and int(found[1]) in KILLED:
-            killed += 1
-            if killed == most:
-                print(f"health agent: ranks were killed here {killed} times", flush=True)
-                leave()
+        code = int(found[1]) if (found := ENDED.search(line)) else 0
+        killed += code in KILLED
+        if code == WRONG:
+            print("health agent: a rank found that this node computes wrongly", flush=True)
+        elif code in KILLED and killed == most:
+            print(f"health agent: ranks were killed here {killed} times", flush=True)
+        else:
+            continue
+        time.sleep(EVERY_S)  # a signal gets lost in torchrun while it logs: logging catches the exception
+        leave()
 
 
 def leaves(gpus: str, told: str) -> bool:

@@ -351,9 +351,13 @@ def test_a_node_leaves_when_it_has_no_spare_gpu(jobs: None, gpus: str, told: str
     assert importlib.import_module("health_agent").leaves(gpus, told) == leaves
 
 
-def test_a_node_leaves_when_ranks_were_killed_there_too_often(jobs: None, capfd: pytest.CaptureFixture[str]) -> None:
-    """Only a rank that a machine may have ended counts: one whose peer is gone ends by an exception, or aborts."""
+def test_a_node_leaves_when_ranks_were_killed_there_too_often(
+    jobs: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a rank that a machine may have ended counts: one whose peer is gone ends by an exception, or aborts. A rank
+    that failed its self-test counts at once."""
     agent = importlib.import_module("health_agent")
+    monkeypatch.setattr(agent, "EVERY_S", 0.0)
     lines = [
         f"E1127 api.py:984] failed (exitcode: {code}) local_rank: 0".encode() for code in (-9, 1, -6, -15, -11, -7)
     ]
@@ -363,24 +367,27 @@ def test_a_node_leaves_when_ranks_were_killed_there_too_often(jobs: None, capfd:
     agent.strikes(iter(lines), 2, lambda: left.append(2))
     assert left == [2]  # once, though a third rank was killed
     assert capfd.readouterr().err.count("failed (exitcode: -9)") == 2  # torchrun's lines are passed on
+    wrong = importlib.import_module("self_test").WRONG
+    agent.strikes(iter([*lines[:2], f"failed (exitcode: {wrong})".encode()]), 0, lambda: left.append(3))
+    assert left == [2, 3]
 
 
 @pytest.mark.parametrize("what", ["", "product", "memory"])
 def test_the_self_test_finds_one_wrong_answer(what: str, jobs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One entry of a product that is off by one, or a byte that does not keep its value. Otherwise nothing is wrong."""
     module = importlib.import_module("self_test")
-    product, full = torch.Tensor.__matmul__, torch.full
+    product, full = torch.nn.functional.linear, torch.full
 
-    def wrong_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        done = product(left, right)
-        done[3, 5] += int(done.is_floating_point())  # integers are what it is compared with
+    def wrong_product(*of: torch.Tensor) -> torch.Tensor:
+        done = product(*of)
+        done[3, 5] += 1
         return done
 
     def wrong_memory(*shape: Any, **more: Any) -> torch.Tensor:
         return full(*shape, **more).index_fill_(0, torch.tensor([7]), 9)
 
     if what == "product":
-        monkeypatch.setattr(torch.Tensor, "__matmul__", wrong_product)
+        monkeypatch.setattr(torch.nn.functional, "linear", wrong_product)
     elif what == "memory":
         monkeypatch.setattr(torch, "full", wrong_memory)
     problem = module.problem(torch.device("cpu"))

@@ -32,6 +32,12 @@ def test_pauses_that_the_job_makes_bound_the_others() -> None:
     assert not Rule().agree([*rest, Opinion("log", LONG, 10.0)])
 
 
+def test_an_observer_that_learns_no_pause_takes_none_away() -> None:
+    """NCCL's service and the kernel know of no usual pause, and the log's still bounds the processes."""
+    rest = [Opinion("metrics", LONG, 0.1), Opinion("stacks", LONG, 0.0), Opinion("log", LONG, 10.0)]
+    assert not Rule().agree([*rest, Opinion("nccl-ras", 0.1, 0.0), Opinion("kernel", 0.1, 0.0)])
+
+
 def test_one_that_has_seen_too_little_says_nothing() -> None:
     """An observer that is not armed neither suspects nor agrees."""
     unarmed = [Opinion("log", LONG, 0.0, armed=False), Opinion("stacks", LONG, 0.0)]

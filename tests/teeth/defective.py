@@ -139,6 +139,11 @@ def counts_epochs_from_its_own_start():
     gpt.GlobalBatches.__iter__ = iterates
 
 
+def trusts_its_device():
+    """Trains on a device that it did not test."""
+    _with_options(self_test=False)
+
+
 def takes_the_mean():
     """Takes the mean of the ranks' gradients, in which one wrong rank is enough."""
     import torch

@@ -13,10 +13,13 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from torchaos.harness.host import processes
 from torchaos.harness.interfaces import UsageError
 
 LONG_S = 0.05
@@ -36,6 +39,7 @@ tracepoint:sched:sched_switch /@asleep[args->next_pid]/ {
 }
 END { printf("now 0 %lu\\n", nsecs); }
 """
+_LIMIT = "interval:s:SECONDS { exit(); }\n"  # if nobody is left who ends it
 _CALLS = """
 uprobe:FUNCTION { @callNUMBER[tid] = nsecs; }
 uretprobe:FUNCTION /@callNUMBER[tid]/ {
@@ -44,6 +48,19 @@ uretprobe:FUNCTION /@callNUMBER[tid]/ {
 }
 """
 _FUNCTION = re.compile(r"/[\w./+-]+:[\w.]+")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What one rank waited for, in words, and the longest and the total time in seconds."""
+
+    rank: int
+    what: str
+    longest_s: float
+    total_s: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} was {self.what} for {self.longest_s:.2f} s, {self.total_s:.2f} s in all"
 
 
 def missing() -> str | None:
@@ -58,9 +75,9 @@ def missing() -> str | None:
 
 def watch(
     ranks: Mapping[int, int], seconds: float, functions: Sequence[str] = (), attached: Callable[[], None] = lambda: None
-) -> list[str]:
-    """Observes the ranks for `seconds`, and returns a sentence for each rank and each kind of wait that was longer than
-    LONG_S.
+) -> list[Wait]:
+    """Observes the ranks for `seconds`, and returns a Wait for each rank and each kind of wait that was longer than
+    LONG_S. Of a sleep from before the observation, the time since the beginning counts.
 
     `ranks`: pid by rank. `functions`: PATH:SYMBOL each, in a library that the ranks have loaded. `attached`: called
     when the observation begins. Raises UsageError if this machine can't do it."""
@@ -69,19 +86,47 @@ def watch(
     for function in functions:
         if not _FUNCTION.fullmatch(function):
             raise UsageError(f"--function {function}: write the path of the library, a colon and the symbol")
-    rank_of = _threads(ranks)
-    seen = _run(_program(functions), seconds, attached)
+    rank_of, asleep = _threads(ranks), _Asleep(ranks)
+
+    def begin() -> None:
+        asleep.begin()
+        attached()
+
+    limit = _LIMIT.replace("SECONDS", str(int(seconds + _ATTACH_S)))
+    seen = _run(_program(functions) + limit, seconds, begin, asleep.end)
+    seen += asleep.without({thread for what, thread, _taken_s in seen if what == "asleep"})
     names = {"asleep": "in an uninterruptible sleep"}
     names |= {f"call{number}": f"in {function.rpartition(':')[2]}" for number, function in enumerate(functions)}
     rank_of |= _threads(ranks)
     times: dict[tuple[int, str], list[float]] = defaultdict(list)
     for what, thread, taken_s in seen:
-        if thread in rank_of and what in names:
+        if thread in rank_of and what in names and taken_s >= LONG_S:
             times[rank_of[thread], what].append(taken_s)
-    return [
-        f"rank {rank} was {names[what]} for {max(taken):.2f} s, {sum(taken):.2f} s in all"
-        for (rank, what), taken in sorted(times.items())
-    ]
+    return [Wait(rank, names[what], max(taken), sum(taken)) for (rank, what), taken in sorted(times.items())]
+
+
+class _Asleep:
+    """The threads that were asleep both when the observation began and when it ended. The tracepoint of a switch shows
+    only sleeps that begin later: a thread of which it shows none has not woken in between."""
+
+    def __init__(self, ranks: Mapping[int, int]) -> None:
+        self._ranks = ranks
+        self._threads = set[int]()
+        self._since_s = self._until_s = 0.0
+
+    def begin(self) -> None:
+        self._threads, self._since_s = self._now(), time.monotonic()
+
+    def end(self) -> None:
+        self._until_s = time.monotonic()
+        self._threads &= self._now()
+
+    def without(self, others: set[int]) -> list[tuple[str, int, float]]:
+        taken_s = self._until_s - self._since_s
+        return [("asleep", thread, taken_s) for thread in self._threads - others]
+
+    def _now(self) -> set[int]:
+        return {thread for thread in _threads(self._ranks) if (found := processes.stat(thread)) and found.state == "D"}
 
 
 def _program(functions: Sequence[str]) -> str:
@@ -97,9 +142,11 @@ def _threads(ranks: Mapping[int, int]) -> dict[int, int]:
     return found
 
 
-def _run(program: str, seconds: float, attached: Callable[[], None]) -> list[tuple[str, int, float]]:
-    """Runs a bpftrace program. Returns (kind, thread id, seconds) for each wait, including waits that have not
-    ended."""
+def _run(
+    program: str, seconds: float, begin: Callable[[], None], end: Callable[[], None]
+) -> list[tuple[str, int, float]]:
+    """Runs a bpftrace program, and calls `begin` and `end` when the observation begins and ends. Returns (kind, thread
+    id, seconds) for each wait, including short ones that have not ended."""
     command = ["unshare", "--mount", "sh", "-c", _MOUNT, program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -110,10 +157,11 @@ def _run(program: str, seconds: float, attached: Callable[[], None]) -> list[tup
                     ready = True
                     break
             if ready:
-                attached()
+                begin()
                 try:
                     process.wait(seconds)
                 except subprocess.TimeoutExpired:
+                    end()
                     process.send_signal(signal.SIGINT)
             text, error = process.communicate(timeout=_ATTACH_S)
         finally:
@@ -139,4 +187,4 @@ def _parsed(text: str) -> list[tuple[str, int, float]]:
             for name, since in data.items():
                 under_way = since.items() if isinstance(since, dict) else ()
                 found += [(name.lstrip("@"), int(thread), (now - at) / 1e9) for thread, at in under_way]
-    return [(what, thread, taken) for what, thread, taken in found if taken >= LONG_S]
+    return found

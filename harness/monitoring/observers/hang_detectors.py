@@ -1,5 +1,5 @@
 """The opinions of the observers of a hang, and the rule that combines them into a suspicion or a hang. Three observers
-are here; the others are in resource_use.py and hang_watch.py.
+are here; the others are in resource_use.py, kernel_sleeps.py and hang_watch.py.
 
 `LogSilence`: the job's log has not grown for longer than usual.
 
@@ -22,9 +22,9 @@ from torchaos.harness.monitoring.diagnosis.live_job import Stack, find_py_spy, s
 from torchaos.harness.protocol import collective_stamps
 
 # These observers watch the progress of the job; the others watch its processes. The observers of progress often err
-# together: a rank that writes the first checkpoint of a run neither logs nor calls collectives. So an observer of
-# processes has to confirm a hang.
-PROGRESS = frozenset({"log", "collectives", "nccl-ras"})
+# together: a rank that writes the first checkpoint of a run neither logs nor calls collectives, and sleeps in the
+# kernel. So an observer of processes has to confirm a hang.
+PROGRESS = frozenset({"log", "collectives", "nccl-ras", "kernel"})
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Opinion:
     far that ended with new activity. `armed`: whether the observer has seen enough of the job to have an opinion.
     `blind`: why it can't see anything at present; empty if it can."""
 
-    observer: str  # log, stacks, metrics, collectives, nccl-ras
+    observer: str  # log, stacks, metrics, collectives, nccl-ras, kernel
     quiet_s: float
     usual_s: float
     armed: bool = True
@@ -58,8 +58,8 @@ class Rule:
         quiet time is at least the usual pause in the job's progress, because processes may be idle in a pause."""
         usual = opinion.usual_s
         if opinion.observer not in PROGRESS:
-            pauses = [other.usual_s for other in opinions if other.armed and other.observer in PROGRESS]
-            usual = max(usual, min(pauses, default=0.0))
+            learned = (other for other in opinions if other.armed and other.usual_s)
+            usual = max(usual, min((other.usual_s for other in learned if other.observer in PROGRESS), default=0.0))
         return max(self.floor_s, self.k * usual)
 
     def suspects(self, opinions: Iterable[Opinion]) -> list[Opinion]:

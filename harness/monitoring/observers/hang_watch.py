@@ -27,6 +27,7 @@ from torchaos.harness.monitoring.diagnosis import live_job
 from torchaos.harness.monitoring.diagnosis.diagnosis import LOW
 from torchaos.harness.monitoring.diagnosis.live_job import find_py_spy
 from torchaos.harness.monitoring.observers.hang_detectors import LogSilence, Opinion, Overdue, Rule, Stagnation, Tick
+from torchaos.harness.monitoring.observers.kernel_sleeps import KernelSleeps
 from torchaos.harness.monitoring.observers.resource_use import Idle, awaited, spinning
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
 from torchaos.harness.protocol.wire import Kind
@@ -222,7 +223,7 @@ class HangWatch:
     def _reset(self, now_s: float) -> None:
         """Forgets everything that was learned, because the processes have changed."""
         self._log, self._idle, self._stacks = LogSilence(self._logs), Idle(), Stagnation(self._py_spy)
-        self._ras = NcclRas()
+        self._ras, self._kernel = NcclRas(), KernelSleeps()
         self._overdue = Overdue(self._stamps) if self._stamps else None
         self._since_s, self._suspected, self._declared = now_s, False, False
         self._lines, self._size = 0, -1
@@ -256,9 +257,8 @@ class HangWatch:
         wanted = bool(self._rule.suspects(opinions))
         working = metrics.quiet_s < 0.3
         opinions.append(self._stacks.look(now, wanted, working, ranks))
-        if ras := self._ras.look(now, wanted, ranks):
-            opinions.append(ras)
-        return opinions
+        asked = (self._ras.look(now, wanted, ranks), self._kernel.look(wanted, ranks))
+        return [*opinions, *filter(None, asked)]
 
     def _is_training(self, now: float) -> bool:
         if self._overdue and self._overdue.training:
@@ -288,7 +288,8 @@ class HangWatch:
             since = now - max(opinion.quiet_s for opinion in agreed)
             by_rank = {rank.rank: rank for rank in ranks}
             diagnosis = live_job.diagnose(by_rank, stamps=self._stamps, hangs=True, py_spy=self._py_spy)
-            for rank, words in (*spinning(self._gpus(), since), *self._ras.words(ranks).items()):
+            told = (*self._ras.words(ranks).items(), *self._kernel.words().items())
+            for rank, words in (*spinning(self._gpus(), since), *told):
                 diagnosis.say(rank, words)
             if not diagnosis.culprits:
                 for rank, words in awaited(self._gpus(), since):

@@ -70,9 +70,12 @@ def test_a_batch_that_cannot_be_hit_is_missed(batch: Any, bit: int | None) -> No
     assert data["reason"].startswith("no batch was corrupted: it")
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_a_rank_that_torchrun_ended_felt_it_if_another_gave_up_after_it(trainer: Any, after: bool) -> None:
-    """A rank that ended with an error in an earlier attempt, before the fault, is no evidence."""
+@pytest.mark.parametrize(("after", "another"), [(False, False), (True, False), (True, True)])
+def test_a_rank_that_torchrun_ended_felt_it_if_another_gave_up_after_it(
+    trainer: Any, after: bool, another: bool
+) -> None:
+    """A rank that ended with an error in an earlier attempt, before the fault, is no evidence, nor is one that ended
+    after another fault, which may be why."""
     run = trainer(kills=[(10, 1), (18, 1)]).record()
     hit = max((event for event in run.events if event.kind is Kind.APPLYING), key=lambda event: event.mono_s)
     codes = {0: 1, 1: -15}  # by attempt, of rank 1
@@ -85,5 +88,8 @@ def test_a_rank_that_torchrun_ended_felt_it_if_another_gave_up_after_it(trainer:
         return replace(event, data={**event.data, "exit_code": code})
 
     events = [ended(event) for event in run.events if event.kind is not Kind.APPLYING or event is hit]
+    if another:
+        later = replace(hit, mono_s=hit.mono_s + 1e-6, data={**hit.data, "fault": "another"})
+        events.insert(events.index(hit) + 1, later)
     found = CorruptBatch().felt(replace(run, events=tuple(events)), hit.data["fault"])
-    assert bool(found) is after, found
+    assert bool(found) is (after and not another), found

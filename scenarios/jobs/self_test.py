@@ -1,4 +1,4 @@
-"""Computes something with a known answer on each GPU of this node (in a rank, on its own), or on its CPU if it has none.
+"""Computes something with a known answer on each GPU of this node (a rank: on its own), or on its CPU if it has none.
 The exit code is WRONG if an answer is wrong: some faults of a device are reported by nobody. Plain PyTorch; copy it."""
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ def _observer(*seen: Wait, lacks: str | None = None) -> KernelSleeps:
 
 
 def _opinion(observer: KernelSleeps) -> Opinion:
-    found = wait_until(lambda: observer.look(True, RANKS), bool)
-    assert found
+    found: Opinion = wait_until(lambda: observer.look(True, RANKS), bool)
     return found
 
 

@@ -58,17 +58,17 @@ class RestartTier(Assertion):
             return blind
         if run.history.unplaced:
             return inconclusive(why_unplaced(run, run.history.unplaced))
-        tiers = [tier_of(run, landing, twins) for landing in landed]
-        measured = {"tier": max((tier.most for tier in tiers if tier), key=TIERS.index, default=None)}
-        for fault in dict.fromkeys(landing.fault for landing in landed):
-            measured[fault] = worst_tier([tier for one, tier in zip(landed, tiers, strict=True) if one.fault == fault])
-        for one, tier in zip(landed, tiers, strict=True):
-            if tier is None and (why := why_moot(run, one.fault, twins)):
-                return inconclusive(f"{tier_name(one, landed)}: {why}", **measured)
-        found = [(tier_name(one, landed), tier) for one, tier in zip(landed, tiers, strict=True)]
-        for fault, tier in found:
-            if wrong := self._out_of_bounds(tier):
-                return failed(f"{fault}: the job {wrong}", **measured)
+        tiers = [(one, tier_of(run, one, twins)) for one in landed]
+        measured = {"tier": max((tier.most for _one, tier in tiers if tier), key=TIERS.index, default=None)}
+        faults = dict.fromkeys(landing.fault for landing in landed)
+        measured |= {fault: worst_tier([tier for one, tier in tiers if one.fault == fault]) for fault in faults}
+        moot = [(one, why) for one, tier in tiers if tier is None and (why := why_moot(run, one.fault, twins))]
+        for one, why in moot[:1]:
+            return inconclusive(f"{tier_name(one, landed)}: {why}", **measured)
+        found = [(tier_name(one, landed), tier) for one, tier in tiers]
+        wrong = [f"{fault}: the job {words}" for fault, tier in found if (words := self._out_of_bounds(tier))]
+        if wrong:
+            return failed(wrong[0], **measured)
         for finding in self._of_nodes(run, landed):
             measured |= finding.measured
             if finding.outcome is not Outcome.PASSED:

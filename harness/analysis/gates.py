@@ -158,23 +158,9 @@ def _not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> 
     ended on purpose while the job was down again for another reason than a fault: inconclusive."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
-    code, reached = own_exit_code(run), run.history.highest_step() or 0
     behind = {recovery.fault for recovery in recoveries(run, twins) if recovery.parts["caught_up"] is None}
     if fault.id not in behind:
-        if code not in (None, 0):
-            how = f"the job got past the fault, and then ended with exit code {code} in step {reached}"
-            if ends_so_without_fault(run):
-                return Verdict.INCONCLUSIVE, f"{how}, as it does without a fault"
-            return Verdict.FAILED, how
-        if broken := failed_rank(run):
-            how = f"rank {broken.rank} ended with exit code {broken.exit_code} in step {reached}"
-            return (
-                Verdict.FAILED,
-                f"the job got past the fault, and then {how}, though the command's own exit code is {code}",
-            )
-        if not behind and (stopped_s := ended_on_purpose_s(run)) and is_down(run.history, run.beside_steps, stopped_s):
-            return Verdict.INCONCLUSIVE, "the job got past the fault, and was down again when the run was ended"
-        return None
+        return _ended_badly(run, bool(behind))
     if run.history.unplaced:
         return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
     if run.ended_on_purpose:
@@ -184,6 +170,23 @@ def _not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> 
     if ended_from_outside(run):
         return Verdict.INCONCLUSIVE, LEFT_OPEN
     return Verdict.FAILED, f"the job {never_in_words(run, fault.id, twins)}"
+
+
+def _ended_badly(run: Record, behind: bool) -> tuple[Verdict, str] | None:
+    """The verdict on a job that got past the fault, and did not end well. `behind`: it did not get past another one."""
+    code, reached = own_exit_code(run), run.history.highest_step() or 0
+    past = "the job got past the fault, and"
+    if code not in (None, 0):
+        how = f"{past} then ended with exit code {code} in step {reached}"
+        if ends_so_without_fault(run):
+            return Verdict.INCONCLUSIVE, f"{how}, as it does without a fault"
+        return Verdict.FAILED, how
+    if broken := failed_rank(run):
+        how = f"rank {broken.rank} ended with exit code {broken.exit_code} in step {reached}"
+        return Verdict.FAILED, f"{past} then {how}, though the command's own exit code is {code}"
+    if not behind and (stopped_s := ended_on_purpose_s(run)) and is_down(run.history, run.beside_steps, stopped_s):
+        return Verdict.INCONCLUSIVE, f"{past} was down again when the run was ended"
+    return None
 
 
 def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:

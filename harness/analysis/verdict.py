@@ -226,34 +226,16 @@ def _overall(
     The first of these decides: the run was ended early; the journal has missing or unreadable lines, so its contents
     are not known; a split brain; `mixed`; a fault that did not land or was not felt; a failed case; an inconclusive
     case. Of failed cases that follow from no other, the one that went wrong first decides."""
-    stopped = run.stopped.data if run.stopped else None
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
+    wrong, open_ = by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]
+    split = [case for case in wrong if case.name == SPLIT_BRAIN]
+    if why := _not_judged(run, twins, bool(wrong)) or ("" if split else mixed):
+        return Verdict.INCONCLUSIVE, why, ""
     proved = all(fault.proved for fault in faults)
-    gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
-    early = stopped and not stopped.get("enough", False)
-    if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
-        return Verdict.INCONCLUSIVE, f"the run was ended early: {never_ends_in_time(run) or stopped['reason']}", ""
-    for journal, damaged in (
-        ("the journal", run.damaged),
-        *(("the journal of a twin", record.damaged) for record in twins),
-    ):
-        if damaged:
-            many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
-            return Verdict.INCONCLUSIVE, f"{journal} is damaged: {many}", ""
-    if lacks := missing_in_words(run, twins):
-        return Verdict.INCONCLUSIVE, lacks, ""
-    if not run.events:
-        return Verdict.INCONCLUSIVE, NOTHING_RECORDED, ""
-    split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
-    if mixed and not split:
-        return Verdict.INCONCLUSIVE, mixed, ""
-    for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
-        roots = [case for case in found if case.follows is None]
-        if roots:
-            timed = {case.name: at for case in roots if (at := came_at(firsts.get(case.name)))}
-            root = (
-                min(roots, key=lambda case: timed.get(case.name, (math.inf, 0))) if roots[0].name in timed else roots[0]
-            )
+    gate = [case for case in open_ if case.kind == "faults" and not proved]
+    for found in (split, gate, wrong, open_):
+        if roots := [case for case in found if case.follows is None]:
+            root = _leading(roots, firsts)
             return root.verdict, f"{root.name}: {root.reason}", root.name
     stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
     if stages and stages[-1] != "end":
@@ -262,6 +244,27 @@ def _overall(
         return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected", ""
     outlived = "every fault was felt and outlived, and " if run.plan.faults else ""
     return Verdict.PASSED, f"{outlived}every assertion holds{synthetic(faults)}", ""
+
+
+def _not_judged(run: Record, twins: Sequence[Record], is_wrong: bool) -> str:
+    """Why the record decides nothing: it ends early, is damaged or has gaps. Else empty. `is_wrong`: a case failed; a
+    stop condition of the scenario takes nothing back from that."""
+    stopped = run.stopped.data if run.stopped else None
+    if stopped and not stopped.get("enough", False) and (stopped.get("interrupted", True) or not is_wrong):
+        return f"the run was ended early: {never_ends_in_time(run) or stopped['reason']}"
+    for journal, record in (("the journal", run), *(("the journal of a twin", twin) for twin in twins)):
+        if record.damaged:
+            many = f"{len(record.damaged)} of its lines can't be read, such as {record.damaged[0]}"
+            return f"{journal} is damaged: {many}"
+    return missing_in_words(run, twins) or ("" if run.events else NOTHING_RECORDED)
+
+
+def _leading(roots: Sequence[Case], firsts: Mapping[str, First | None]) -> Case:
+    """The case that went wrong first; the first one, if it has no time."""
+    timed = {case.name: at for case in roots if (at := came_at(firsts.get(case.name)))}
+    if roots[0].name not in timed:
+        return roots[0]
+    return min(roots, key=lambda case: timed.get(case.name, (math.inf, 0)))
 
 
 def _clock_time(wall_s: float) -> str:

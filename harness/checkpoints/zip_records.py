@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .files import Files, Window
 from .layout import Checksum, Extent, Unreadable, torn
@@ -118,48 +118,55 @@ class Record:
 def records(files: Files, path: str, offset: int, length: int, what: str = "torch.save file") -> dict[str, Record]:
     """All records of the zip at `offset`, by name. `what`: the kind of file, for messages. Raises Unreadable (torn) if
     the zip's directory is damaged."""
+    made: dict[str, Record] = {}
+    for info in _directory(files, path, offset, length, what):
+        record = _record(files, path, offset, length, info)
+        twice = f"it has two records {record.name}" if record.name in made else record.problem
+        made[record.name] = replace(record, problem=twice)
+    return made
+
+
+def _directory(files: Files, path: str, offset: int, length: int, what: str) -> list[zipfile.ZipInfo]:
     if length >= 4 and files.read(path, offset, 4)[:2] != b"PK":
         raise torn(f"its first bytes are not those of a {what}")
-    window = Window(files, path, offset, length, _DIRECTORY)
     try:
-        with zipfile.ZipFile(window) as archive:
-            infos = archive.infolist()
+        with zipfile.ZipFile(Window(files, path, offset, length, _DIRECTORY)) as archive:
+            return archive.infolist()
     except OSError:
         raise
     except Exception as error:  # zipfile raises almost anything for a damaged directory
         if "not a zip file" in str(error):
             raise torn(f"not a complete {what}: its end is missing, after {length} bytes") from error
         raise torn(f"not a complete {what} ({str(error) or type(error).__name__})") from error
-    made: dict[str, Record] = {}
-    for info in infos:
-        name = info.filename.partition("/")[2] or info.filename
-        if not 0 <= info.header_offset <= length - _LOCAL.size:
-            raise torn(f"its record {name} begins beyond its end")
-        head = files.read(path, offset + info.header_offset, _LOCAL.size)
-        if len(head) < _LOCAL.size:
-            raise torn(f"it ends before its record {name}")
-        mark, _, flags, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(head)
-        start = info.header_offset + _LOCAL.size + name_length + extra_length
-        if start + info.compress_size > length:
-            raise torn(f"its record {name} ends beyond its end")
-        if mark != b"PK\3\4":
-            raise Unreadable(f"its record {name} is not at the place that its directory gives")
-        called = files.read(path, offset + info.header_offset + _LOCAL.size, name_length)
-        problem, packed = None, ""
-        if called != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437", "replace"):
-            problem = f"its record {name} has another name in front of it"
-        if info.flag_bits & 1 and flags & 1:
-            packed = "encrypted"
-        elif method in _COMPRESSED and method == info.compress_type:
-            packed = "compressed"
-        if packed:
-            problem = f"its record {name} is {packed}"
-        elif method or info.compress_type or info.compress_size != info.file_size:
-            problem = f"its record {name} is compressed by one of its two headers only"
-        if name in made:
-            problem = f"it has two records {name}"
-        made[name] = Record(name, Extent(path, offset + start, info.compress_size), info.CRC, problem, packed)
-    return made
+
+
+def _record(files: Files, path: str, offset: int, length: int, info: zipfile.ZipInfo) -> Record:
+    """The record of an entry of the directory, compared with the header in front of its bytes."""
+    name = info.filename.partition("/")[2] or info.filename
+    if not 0 <= info.header_offset <= length - _LOCAL.size:
+        raise torn(f"its record {name} begins beyond its end")
+    head = files.read(path, offset + info.header_offset, _LOCAL.size)
+    if len(head) < _LOCAL.size:
+        raise torn(f"it ends before its record {name}")
+    mark, _, flags, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(head)
+    start = info.header_offset + _LOCAL.size + name_length + extra_length
+    if start + info.compress_size > length:
+        raise torn(f"its record {name} ends beyond its end")
+    if mark != b"PK\3\4":
+        raise Unreadable(f"its record {name} is not at the place that its directory gives")
+    called = files.read(path, offset + info.header_offset + _LOCAL.size, name_length)
+    problem = packed = ""
+    if called != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437", "replace"):
+        problem = f"its record {name} has another name in front of it"
+    if info.flag_bits & 1 and flags & 1:
+        packed = "encrypted"
+    elif method in _COMPRESSED and method == info.compress_type:
+        packed = "compressed"
+    if packed:
+        problem = f"its record {name} is {packed}"
+    elif method or info.compress_type or info.compress_size != info.file_size:
+        problem = f"its record {name} is compressed by one of its two headers only"
+    return Record(name, Extent(path, offset + start, info.compress_size), info.CRC, problem or None, packed)
 
 
 def checksums(found: dict[str, Record], what: str) -> list[Checksum]:

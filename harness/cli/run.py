@@ -145,10 +145,7 @@ def run(
         from torchaos.harness.cli.results import summarize
 
         summarize(told, summary)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for result, planned in zip(told, runs, strict=True):
-            if result.verdict is not Verdict.PASSED and not planned.ask.of_rate:
-                click.echo(annotation(result, planned.source))
+    _annotate(told, runs)
     repeats = series.judged(results, ended=True)
     write_reports(told, junit_file, json_file, repeats)
     if len(results) > 1 and results_told:
@@ -157,6 +154,14 @@ def run(
             for one_series in repeats:
                 show_repeats(one_series, console)
     sys.exit(worst(series.codes(results, repeats)))
+
+
+def _annotate(results: Sequence[Result], runs: Sequence[Planned]) -> None:
+    """In GitHub Actions, prints a line for each run that did not pass, by which its file is marked."""
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for result, planned in zip(results, runs, strict=True):
+            if result.verdict is not Verdict.PASSED and not planned.ask.of_rate:
+                click.echo(annotation(result, planned.source))
 
 
 @contextmanager

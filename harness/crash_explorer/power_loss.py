@@ -117,8 +117,8 @@ def _names(effects: Sequence[Effect]) -> tuple[Effect, ...]:
 def _journal(effects: Sequence[Effect]) -> PossiblyLost:
     """The effects that may be missing with ext4, which has one journal for all changes of names, in order."""
     names: list[Effect] = []
-    done: dict[int, int] = {}
-    safe: dict[int, int] = {}
+    done: dict[int, int] = {}  # by file, how many of its changes were made
+    safe: dict[int, int] = {}  # and how many of them can't be lost
     bound: list[tuple[int, int, int]] = []
     cut: set[int] = set()  # files that were truncated and not closed afterwards
     ends: dict[int, int] = {}  # the least size of each file
@@ -144,9 +144,8 @@ def _journal(effects: Sequence[Effect]) -> PossiblyLost:
             safe[node] = done.get(node, 0)
             if changed:
                 names = [name for name in names if name.operation.number >= covers]
-                for number, file, count in bound:
-                    if number <= covers:
-                        safe[file] = max(safe.get(file, 0), count)
+                # Of one file, later counts are the larger ones.
+                safe |= {file: max(safe.get(file, 0), count) for number, file, count in bound if number <= covers}
     data = {node: safe.get(node, 0) for node, count in done.items() if safe.get(node, 0) < count}
     return PossiblyLost(tuple(names), True, data, tuple(bound))
 

@@ -96,9 +96,7 @@ class LoaderHook:
                 return original(iterator)
             mine = thread == agent.thread  # otherwise a thread of the job itself fetches ahead
             if mine:
-                if agent.changed is not None:
-                    agent.changed(agent.epochs.gives_again(iterator))
-                agent.enter(Phase.DATA)
+                self._fetch_begins(iterator)
             self._inside.add(thread)
             try:
                 value = original(iterator)
@@ -112,18 +110,28 @@ class LoaderHook:
                 if mine:
                     agent.phases.leave(Phase.DATA)
             self._receive(iterator, value, _ahead(sys._getframe(1)) if mine else None)
-            if not mine:
-                return value
-            if agent.lasting.on_batch:
-                agent.lasting.receive(value)
-            agent.epochs.receives(iterator)
-            if not (self._wrapped or self._trained.makes_batches) or self._trained.wrapper_is_idle:
-                agent.phases.loosely(Phase.FORWARD)
-                if agent.triggers.current:
-                    agent.triggers.enter(Phase.FORWARD)
+            if mine:
+                self._loop_goes_on(iterator, value)
             return value
 
         return __next__
+
+    def _fetch_begins(self, iterator: Any) -> None:
+        agent = self._agent
+        if agent.changed is not None:
+            agent.changed(agent.epochs.gives_again(iterator))
+        agent.enter(Phase.DATA)
+
+    def _loop_goes_on(self, iterator: Any, value: Any) -> None:
+        """The training loop gets the batch. Without a wrapped model, its forward begins now."""
+        agent = self._agent
+        if agent.lasting.on_batch:
+            agent.lasting.receive(value)
+        agent.epochs.receives(iterator)
+        if not (self._wrapped or self._trained.makes_batches) or self._trained.wrapper_is_idle:
+            agent.phases.loosely(Phase.FORWARD)
+            if agent.triggers.current:
+                agent.triggers.enter(Phase.FORWARD)
 
     def _cover_index(self, original: Any) -> Any:
         agent = self._agent

@@ -102,13 +102,8 @@ def _cause(
 ) -> Cause:  # fmt: skip
     here = next(iter(ours[first.step].values()))
     part = _part_of(history, here)
-    drifted = ranks_apart(run)
-    if drifted and drifted.attempt < here.attempt and not (twin and ranks_apart(twin)):
-        short = said("apart", step=drifted.step, attempt=drifted.attempt)
-        for segment in history.segments:
-            if segment.number == drifted.attempt and (other := apart(segment)) and other.sure:
-                short = _steps_apart(other, segment)
-        return Cause(said("cause", where="before the job was restarted", causes=short, besides=""), short)
+    if words := _apart_before(run, history, here.attempt, twin):
+        return Cause(said("cause", where="before the job was restarted", causes=words, besides=""), words)
     if (life := history.attempt(here.attempt)) is not None and is_of_other_replicas(life):
         return Cause(said("other replicas"))
     if part is None or part.base is None:
@@ -142,6 +137,16 @@ def _cause(
     clauses += [said("noisy samples")] if found.noisy else []
     clauses.append(guess)
     return Cause(f"{where[0].upper()}{where[1:]}, {'; '.join(clauses)}.{besides}", guess)
+
+
+def _apart_before(run: Record, history: History, attempt: int, twin: Record | None) -> str:
+    """How the ranks went apart in an attempt before this one, unless the twin's did too. Else empty."""
+    drifted = ranks_apart(run)
+    if not drifted or drifted.attempt >= attempt or (twin and ranks_apart(twin)):
+        return ""
+    parts = [(apart(segment), segment) for segment in history.segments if segment.number == drifted.attempt]
+    known = [_steps_apart(other, segment) for other, segment in parts if other and other.sure]
+    return known[-1] if known else said("apart", step=drifted.step, attempt=drifted.attempt)
 
 
 def _steps_apart(other: Apart, part: Segment) -> str:
@@ -202,16 +207,17 @@ class _Resumed:
         found = [fact for fact in (*proved, data, *state, *update) if fact]
         if all(_is_late(fact, self._first) for fact in found) and (others := self._begun.changed_generators):
             found.insert(0, self._generators(others))  # the loop may draw from these; nothing else explains it
-        if not found and (files := files_of_others(self._history, self._attempt, self._base)):
-            found.append(Fact("files", self._base + 1, said("files of others", found=files)))
-        if not found and (other := apart(self._part)):
-            found.append(self._files_apart(other))
+        found = found or [*self._files()]
         loads = loads_fact(self._run.history, self._twin, range(self._base + 1, self._first.step))
         return [loads, *found] if loads and all(fact.step >= loads.step for fact in found) else found
 
-    def _files_apart(self, other: Apart) -> Fact:
-        words = said("files apart", ranks=listed(other.ranks), step=other.step, base=self._base)
-        return Fact("files", self._base + 1, words)
+    def _files(self) -> Iterator[Fact]:
+        """What was loaded, where no value shows a difference."""
+        if files := files_of_others(self._history, self._attempt, self._base):
+            yield Fact("files", self._base + 1, said("files of others", found=files))
+        elif other := apart(self._part):
+            words = said("files apart", ranks=listed(other.ranks), step=other.step, base=self._base)
+            yield Fact("files", self._base + 1, words)
 
     def samples_follow(self, differ: Collection[str]) -> bool:
         """Whether the samples that differ came after the loss that differs, and may follow from what else differs."""

@@ -16,6 +16,7 @@ from torchaos.harness.analysis.checkpointing.checkpoint_contents import (
     unread_of,
 )
 from torchaos.harness.analysis.checkpointing.checkpoint_diff import (
+    Compared,
     claimed_whole,
     compare,
     in_order,
@@ -26,7 +27,7 @@ from torchaos.harness.analysis.checkpointing.checkpoint_diff import (
     unread_that_differ,
 )
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, Did, counts, damages, meetings
-from torchaos.harness.analysis.checkpointing.resume_points import pairs, unclear, without_unreadable
+from torchaos.harness.analysis.checkpointing.resume_points import Pair, pairs, unclear, without_unreadable
 from torchaos.harness.analysis.checkpointing.save_schedule import saves_vary
 from torchaos.harness.analysis.checkpointing.saved_parameters import Held
 from torchaos.harness.analysis.comparison.agreement import differences, history_of
@@ -312,25 +313,10 @@ def _as_in_the_twin(
             "compared, and none has the same contents"
         )
     if not made.entries:
-        why = "the twins differ from each other in all of them"
-        if not alike:
-            of_others = (
-                "all build upon others than these"
-                if same_world
-                else "all were saved on another number of ranks"
-                if both
-                else "none is of a step at which the twin has a checkpoint"
-            )
-            why = f"with the twin's, {of_others}"
+        why = "the twins differ from each other in all of them" if alike else _without_a_pair(both, same_world)
         return inconclusive(f"{well}; their contents could not be compared: {why}")
-    if made.noisy:
-        return inconclusive(f"{well}; the twins differ too much from each other to judge {listed(made.noisy)}")
-    if made.doubtful:
-        far = max(made.doubtful.values())
-        return inconclusive(
-            f"{well}; {listed(made.doubtful)} differ from the twin's by {far:.1g} of their norm at most, which may be "
-            "chance or rounding: set a tolerance to decide"
-        )
+    if doubt := _doubt(made):
+        return inconclusive(f"{well}; {doubt}")
     aside = next((one for one in strange if vary and one.ours is not None and is_aside(run, one)), None)
     if aside:
         return inconclusive(f"{well}; {words(aside)}, and each run saves at other steps")
@@ -352,6 +338,29 @@ def _as_in_the_twin(
         f"{left_out(len(both) - len(same_world), len(same_world) - len(alike), alone)}",
         checkpoints=len(ours), compared=len(alike), entries=len(made.entries),
     )  # fmt: skip
+
+
+def _doubt(made: Compared) -> str:
+    """Why the compared contents may differ by chance. Empty if nothing may."""
+    if made.noisy:
+        return f"the twins differ too much from each other to judge {listed(made.noisy)}"
+    if made.doubtful:
+        far = max(made.doubtful.values())
+        return (
+            f"{listed(made.doubtful)} differ from the twin's by {far:.1g} of their norm at most, which may be chance "
+            "or rounding: set a tolerance to decide"
+        )
+    return ""
+
+
+def _without_a_pair(both: Sequence[Pair], same_world: Sequence[Pair]) -> str:
+    """Why no checkpoint is compared with one of the twin's. `both`: those of the same step; `same_world`: of the same
+    number of ranks, too."""
+    if same_world:
+        return "with the twin's, all build upon others than these"
+    if both:
+        return "with the twin's, all were saved on another number of ranks"
+    return "with the twin's, none is of a step at which the twin has a checkpoint"
 
 
 def _other_newest(run: Record, twins: Sequence[Record], newest: int | None, due: int | None) -> Finding:

@@ -10,7 +10,7 @@ The nodes at the ends of these chains hold up all others."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -379,39 +379,36 @@ def _stale(groups: Mapping[str, Group], ops: Mapping[Node, Op]) -> set[int]:
 
 
 def _ends(edges: Mapping[Node, set[Node]]) -> list[set[Node]]:
-    """The strongly connected components that no edge leaves, by Tarjan's algorithm without recursion."""
-    index: dict[Node, int] = {}
-    low: dict[Node, int] = {}
-    part: dict[Node, int] = {}
-    stack: list[Node] = []
-    parts: list[set[Node]] = []
-    for root in edges:
-        if root in index:
-            continue
-        work: list[tuple[Node, list[Node]]] = [(root, list(edges.get(root, ())))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        while work:
-            node, left = work[-1]
-            if left:
-                other = left.pop()
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    stack.append(other)
-                    work.append((other, list(edges.get(other, ()))))
-                elif other not in part:
-                    low[node] = min(low[node], index[other])
-                continue
+    """The strongly connected components that no edge leaves, by Kosaraju's algorithm: in `order`, a node of each
+    component comes after all nodes that wait for it, so what is newly reached from the end on is one component."""
+    back: dict[Node, set[Node]] = defaultdict(set)
+    for node, others in edges.items():
+        for other in others:
+            back[other].add(node)
+    order, reached = list[Node](), set[Node]()
+    for root in [*edges, *back]:
+        order += _reached_from(root, back, reached)
+    found, reached = list[set[Node]](), set[Node]()
+    for root in reversed(order):
+        part = set(_reached_from(root, edges, reached))
+        if part and all(other in part for node in part for other in edges.get(node, ())):
+            found.append(part)
+    return found
+
+
+def _reached_from(root: Node, edges: Mapping[Node, set[Node]], reached: set[Node]) -> Iterator[Node]:
+    """Yields what can be reached from the root and is not in `reached`, to which it is added: each node after all that
+    is reached through it."""
+    if root in reached:
+        return
+    reached.add(root)
+    work: list[tuple[Node, Iterator[Node]]] = [(root, iter(edges.get(root, ())))]
+    while work:
+        node, left = work[-1]
+        other = next((other for other in left if other not in reached), None)
+        if other is None:
             work.pop()
-            if work:
-                low[work[-1][0]] = min(low[work[-1][0]], low[node])
-            if low[node] == index[node]:
-                members: set[Node] = set()
-                while not members or node not in members:
-                    members.add(stack.pop())
-                for member in members:
-                    part[member] = len(parts)
-                parts.append(members)
-    return [
-        nodes for number, nodes in enumerate(parts) if all(part[o] == number for n in nodes for o in edges.get(n, ()))
-    ]
+            yield node
+        else:
+            reached.add(other)
+            work.append((other, iter(edges.get(other, ()))))

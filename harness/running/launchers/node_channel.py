@@ -321,11 +321,7 @@ class NodeChannel:
         elif "beat" in said:
             self._note_clock(float(said["beat"]), float(said["mono_s"]), time.monotonic())
         elif "event" in said:
-            event = read(said["event"])
-            self._heard = int(said["n"]) + 1
-            if self.keep is not None:
-                append(self.keep, f"events/sent-by-node{self.node}.jsonl", said["event"].encode() + b"\n")
-            self.on.take([on_node(replace(event, mono_s=event.mono_s + self._offset_s), self.node)])
+            self._take_event(said["event"], int(said["n"]))
         elif "file" in said and self.keep is not None:
             append(self.keep, str(said["file"]), base64.b64decode(said["bytes"]))
         elif "re" in said:
@@ -336,6 +332,13 @@ class NodeChannel:
             self.on.lapsed(self.node, said["lapsed"])
         elif "bye" in said:
             self.left.set()
+
+    def _take_event(self, line: str, number: int) -> None:
+        event = read(line)
+        self._heard = number + 1
+        if self.keep is not None:
+            append(self.keep, f"events/sent-by-node{self.node}.jsonl", line.encode() + b"\n")
+        self.on.take([on_node(replace(event, mono_s=event.mono_s + self._offset_s), self.node)])
 
     def _note_clock(self, sent_s: float, mono_s: float, heard_s: float) -> None:
         """Adds one exchange of clock readings, as in NTP (RFC 5905, section 8): the error is at most half of the round

@@ -21,21 +21,20 @@ from torchaos.harness.cli.options import (
     PATH,
     RUN_DIR,
     RUN_DIRS,
-    RUNS,
     SUMMARY,
     VERBOSE,
     Command,
     Ranks,
-    RunFolder,
     cli,
     is_told,
 )
+from torchaos.harness.cli.run_folders import RUNS, RunFolder
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir, commit_in
-from torchaos.harness.reporting import compare_runs, exporters, html, trend_store
+from torchaos.harness.reporting import compare_runs, html, notifications, telemetry, trend_store
 from torchaos.harness.reporting.compare_runs import TOLERANCE, Change, Night, compare, overall
 from torchaos.harness.reporting.html import index
 from torchaos.harness.reporting.repro import case_of, script_of
@@ -68,7 +67,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
 def trace(result: Result, folder: RunDir, run: Record | None = None) -> list[str]:
     """Sends the run as a trace. Returns a sentence if that failed; the verdict does not change."""
     try:
-        problem = exporters.send(run or Record.load(folder), result, commit_in(folder))
+        problem = telemetry.send(run or Record.load(folder), result, commit_in(folder))
     except ChaosError as error:
         problem = str(error)
     return [f"the trace was not sent: {problem}"] if problem else []
@@ -117,7 +116,7 @@ def _write(to: Path, text: str, option: str, private: bool = False) -> None:
 
 def notify(url: str | None, kind: str, name: str, verdict: Verdict, why: Sequence[str], folder: str = "") -> None:
     """Sends the verdict to the server, if the user named a server. A server that does not answer changes no verdict."""
-    if url and (problem := exporters.post(url, kind, name, verdict, why, folder)):
+    if url and (problem := notifications.post(url, kind, name, verdict, why, folder)):
         click.echo(f"the verdict was not sent to the webhook: {problem}", err=True)
 
 
@@ -130,7 +129,7 @@ def summarize(results: Sequence[Result], path: Path | None) -> None:
         with suppress(ChaosError):  # a run that left too few files has no summary, only a reason
             happened[result.run_dir] = headline.happened(Record.load(RunDir(Path(result.run_dir))), result)
     try:
-        exporters.write(results, path, happened)
+        notifications.write(results, path, happened)
     except OSError as error:
         raise UsageError(f"{path}: the summary can't be written: {error.strerror}") from error
 
@@ -158,7 +157,7 @@ def history(
         if page:
             index.write(page.absolute(), runs, days)
         if prometheus:
-            exporters.write_metrics(prometheus, runs, days)
+            telemetry.write_metrics(prometheus, runs, days)
     except OSError as error:
         raise UsageError(f"{error.filename}: it can't be written: {error.strerror}") from error
     told = [{**run.result.to_json(), "commit": run.commit} for run in runs]

@@ -39,7 +39,6 @@ from torchaos.harness.cli.options import (
     QUIET,
     RATE,
     REPEAT,
-    RUNS,
     SEED,
     SET,
     SUMMARY,
@@ -47,8 +46,8 @@ from torchaos.harness.cli.options import (
     WithCommand,
     cli,
     is_told,
-    remember,
 )
+from torchaos.harness.cli.run_folders import RUNS, remember
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal
@@ -59,7 +58,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.release.repeats import Ask, Repeats, Repetitions, ask_of
 from torchaos.harness.reporting import result_files
 from torchaos.harness.reporting import result_files as jsonfile
-from torchaos.harness.reporting.exporters import annotation
+from torchaos.harness.reporting.notifications import annotation
 from torchaos.harness.reporting.result_files import placeholder_result
 from torchaos.harness.reporting.terminal import console as show
 from torchaos.harness.reporting.terminal.live import Live

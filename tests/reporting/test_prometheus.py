@@ -13,7 +13,7 @@ from recorded import judged, recorded
 
 from torchaos.harness.cli import cli
 from torchaos.harness.record.result import Result, Verdict
-from torchaos.harness.reporting.exporters import metrics_text as text
+from torchaos.harness.reporting.telemetry import metrics_text as text
 from torchaos.harness.reporting.trend_store import Kept
 
 LINE = re.compile(r'(# (HELP|TYPE) torchaos_\w+ .+|torchaos_\w+\{(\w+="([^"\\\n]|\\["\\n])*",?)+\} [\d.e+-]+)')

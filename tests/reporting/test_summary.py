@@ -14,7 +14,7 @@ from torchaos.harness.cli import cli
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.result import Result, Verdict
 from torchaos.harness.reporting import html
-from torchaos.harness.reporting.exporters import annotation, markdown
+from torchaos.harness.reporting.notifications import annotation, markdown
 
 NASTY = "<b>bold</b> | cell `code` @everybody [link](http://x) *star*\n# heading"
 

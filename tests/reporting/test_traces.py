@@ -15,7 +15,7 @@ from webhooks import listening
 from torchaos.harness.cli import cli
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.reporting.exporters import MISSING, Span, send, spans_of
+from torchaos.harness.reporting.telemetry import MISSING, Span, send, spans_of
 
 
 def every(span: Span) -> Iterator[Span]:

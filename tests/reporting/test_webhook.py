@@ -5,7 +5,7 @@ from __future__ import annotations
 from webhooks import listening
 
 from torchaos.harness.record.result import Verdict
-from torchaos.harness.reporting.exporters import post
+from torchaos.harness.reporting.notifications import post
 
 
 def test_the_server_gets_text_and_fields() -> None:

@@ -40,7 +40,7 @@ from torchaos.harness.crash_explorer.fs_model import (
     changed,
     changes_by_file,
 )
-from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
+from torchaos.harness.crash_explorer.operations import Operation, OperationKind
 
 _SURE = 1 << 20  # bytes; the largest file that auto_da_alloc protects
 
@@ -170,14 +170,10 @@ class Loss:
     lost: tuple[Operation, ...]
 
 
-def states(recording: Recording, persistence: Persistence = Persistence.STRICT) -> Iterator[State]:
-    """The states that a loss of power can leave, with this promise of the file system. If moments that need another
-    order of the ranks than the recorded one have more than `UNSEEN` classes, they are examined without losses."""
-    return states_at(CrashPoints(recording), persistence)
-
-
-def states_at(points: CrashPoints, persistence: Persistence) -> Iterator[State]:
-    """The states that a loss of power can leave at the moments of `points`."""
+def states(points: CrashPoints, persistence: Persistence = Persistence.STRICT) -> Iterator[State]:
+    """The states that a loss of power can leave at the moments of `points`, with this promise of the file system.
+    If moments that need another order of the ranks than the recorded one have more than `UNSEEN` classes, they are
+    examined without losses."""
     found = StateSet(points.recording, f"power loss, {persistence.value}", f"power-loss-{persistence.value}")
     for effects, times, losses in _moments(points):
         done = [effect.operation for effect in effects]

@@ -30,13 +30,7 @@ from torchaos.harness.record.plan import Plan, PlannedJob
 PROCESS_DEATH = "process death"
 
 
-def process_death_states(recording: Recording, symmetry: bool = True, seed: int = 0) -> Iterator[State]:
-    """The states that the death of all processes can leave. `symmetry`: whether ranks that do the same operations count
-    as equal. `seed`: draws a sample if there are too many moments to examine."""
-    return states_at(CrashPoints(recording, symmetry, seed))
-
-
-def states_at(points: CrashPoints) -> Iterator[State]:
+def process_death_states(points: CrashPoints) -> Iterator[State]:
     """The states that the death of all processes can leave at the moments of `points`."""
     found = StateSet(points.recording, PROCESS_DEATH, "process-death")
     for moment in points.classes:
@@ -117,13 +111,13 @@ Moments = Callable[[], CrashPoints]  # finds all moments of a recording, once
 
 
 def _power_loss(_recording: Recording, _nodes: Nodes, points: Moments, persistence: Persistence) -> Iterator[State]:
-    return power_loss.states_at(points(), persistence)
+    return power_loss.states(points(), persistence)
 
 
 _OF_POWER = {f"power-loss-{promise.value}": partial(_power_loss, persistence=promise) for promise in Persistence}
 # By the name on the command line.
 MODELS: Mapping[str, Callable[[Recording, Nodes, Moments], Iterator[State]]] = {
-    "process-death": lambda _recording, _nodes, points: states_at(points()),
+    "process-death": lambda _recording, _nodes, points: process_death_states(points()),
     "node-death": lambda recording, nodes, _cuts: node_death_states(recording, nodes),
     "node-death-local": lambda recording, nodes, _cuts: node_death_states(recording, nodes, local=True),
     **_OF_POWER,

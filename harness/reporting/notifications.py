@@ -1,5 +1,5 @@
-"""Tells people the results in a few words: as Markdown for a pull request or a CI step, as annotations of GitHub Actions,
-and as a message to an HTTP server (a chat, a pager, or a program).
+"""Tells people the results in a few words: as Markdown for a pull request or a CI step, as annotations of GitHub
+Actions, and as a message to an HTTP server (a chat, a pager, or a program).
 
 The body of the message is JSON. Slack, Mattermost and Teams' workflows show its `text`; the other keys are for
 programs."""

@@ -169,11 +169,12 @@ def by_torchaos(name: str, trainer: Trainer, out: Path, minutes: float) -> dict[
 def trees(home: Path) -> dict[str, dict[str, int]]:
     """The sizes of the files of each state of an exploration, by name. `whole`: the largest size of each file."""
     from torchaos.harness.crash_explorer import state_selection
+    from torchaos.harness.crash_explorer.crash_points import CrashPoints
     from torchaos.harness.crash_explorer.operations import Recording
 
     found: dict[str, dict[str, int]] = {}
     whole: dict[str, int] = {}
-    for state in state_selection.process_death_states(Recording.read(home / "recording")):
+    for state in state_selection.process_death_states(CrashPoints(Recording.read(home / "recording"))):
         found[state.name] = {path: content.size for path, content in state.tree.files.items()}
         for path, size in found[state.name].items():
             whole[path] = max(size, whole.get(path, 0))

@@ -8,6 +8,7 @@ import pytest
 from saves import Disk, table
 
 from torchaos.harness.crash_explorer import power_loss, state_selection
+from torchaos.harness.crash_explorer.crash_points import CrashPoints
 from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.fs_model import State, choose
 from torchaos.harness.crash_explorer.power_loss import Persistence
@@ -16,7 +17,10 @@ from torchaos.harness.crash_explorer.power_loss import Persistence
 @pytest.fixture
 def states(tmp_path: Path) -> list[State]:
     recording = table(Blobs(tmp_path / "blobs"), 3)
-    return [*state_selection.process_death_states(recording), *power_loss.states(recording, Persistence.STRICT)]
+    return [
+        *state_selection.process_death_states(CrashPoints(recording)),
+        *power_loss.states(CrashPoints(recording), Persistence.STRICT),
+    ]
 
 
 def test_equal_files_are_tried_once(states: list[State]) -> None:
@@ -45,7 +49,7 @@ def test_each_operation_is_the_last_one(tmp_path: Path) -> None:
     disk = Disk(Blobs(tmp_path / "blobs"))
     for number in range(6):
         disk.rank(0).save(f"{number}", b"x" * 10, b"y" * 10)
-    found = list(power_loss.states(disk.recording()))
+    found = list(power_loss.states(CrashPoints(disk.recording())))
     lasts = {state.last_operation and state.last_operation.number for state in found}
     chosen = choose(found, len(lasts))
     assert len(chosen.states) == len(lasts) < chosen.there_are

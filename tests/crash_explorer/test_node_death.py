@@ -10,6 +10,7 @@ from resumes import recorded
 from saves import Disk, table
 
 from torchaos.harness.crash_explorer import state_selection
+from torchaos.harness.crash_explorer.crash_points import CrashPoints
 from torchaos.harness.crash_explorer.folder_contents import Blobs
 from torchaos.harness.crash_explorer.state_selection import MODELS, models_of, nodes_of
 from torchaos.harness.interfaces import UsageError
@@ -31,7 +32,9 @@ def test_survivors_go_on_until_they_need_the_dead(blobs: Blobs) -> None:
     assert {"shard-1": 30} in sizes  # rank 0 died before it did anything
     assert {"shard-0": 30} in sizes
     assert not any("marker" in " ".join(each) and len(each) < 3 for each in sizes)
-    everything = {state.digest for state in state_selection.process_death_states(recording, symmetry=False)}
+    everything = {
+        state.digest for state in state_selection.process_death_states(CrashPoints(recording, symmetry=False))
+    }
     whole = {state.digest for state in found if not any(c.size in (10, 20) for c in state.tree.files.values())}
     assert whole <= everything
 

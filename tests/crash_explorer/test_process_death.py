@@ -69,7 +69,7 @@ def test_each_moment_is_in_a_class(blobs: Blobs, tmp_path: Path, seed: int) -> N
     cuts; and the trees of the recorded run are those that a real folder had."""
     recording = _random(blobs, seed)
     points = CrashPoints(recording, symmetry=False)
-    tried = {state.digest for state in state_selection.states_at(points)}
+    tried = {state.digest for state in state_selection.process_death_states(points)}
     everything = _all_cuts(recording)
     torn = {moment.positions for moment in points.classes if points.cut(moment.positions)[1]}
     assert not torn
@@ -85,7 +85,7 @@ def test_each_moment_is_in_a_class(blobs: Blobs, tmp_path: Path, seed: int) -> N
 def test_the_times_of_the_run_are_all_there(blobs: Blobs) -> None:
     """Each moment of the recorded run is in one state, and the states that were never seen have no time."""
     recording = table(blobs, 2)
-    states = list(state_selection.process_death_states(recording))
+    states = list(state_selection.process_death_states(CrashPoints(recording)))
     times = sorted(times for state in states for times in state.moments)
     assert times[0][0] == 0
     assert times[-1][1] == recording.ended_s
@@ -111,7 +111,7 @@ def test_the_table_without_symmetry(blobs: Blobs) -> None:
 
 def test_no_state_without_what_it_needs(blobs: Blobs) -> None:
     """The marker comes after a barrier, so it is in no state in which a shard is missing or torn."""
-    for state in state_selection.process_death_states(table(blobs, 3)):
+    for state in state_selection.process_death_states(CrashPoints(table(blobs, 3))):
         if "marker.tmp" in state.tree.files or "marker" in state.tree.files:
             assert [state.tree.files[f"shard-{rank}"].size for rank in range(3)] == [30, 30, 30]
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_is_not_tried(blobs: Blobs) -> None:
     disk.rank(0).mkdir("tmp")
     disk.rank(1).save("tmp/a", b"a")
     disk.rank(0).rename("tmp", "final")
-    states = state_selection.process_death_states(disk.recording())
+    states = state_selection.process_death_states(CrashPoints(disk.recording()))
     trees = [{**{path: c.size for path, c in s.tree.files.items()}, **dict.fromkeys(s.tree.folders)} for s in states]
     tmp, final = {"tmp": None}, {"final": None}
     expected = [{}, tmp, {**tmp, "tmp/a": 0}, {**tmp, "tmp/a": 1}, {**final, "final/a": 0}, {**final, "final/a": 1}]
@@ -138,7 +138,7 @@ def test_a_large_write_may_be_torn(blobs: Blobs) -> None:
     disk.rank(0).save("small", b"x" * 100)
     sizes = [
         {path: c.size for path, c in s.tree.files.items()}
-        for s in state_selection.process_death_states(disk.recording())
+        for s in state_selection.process_death_states(CrashPoints(disk.recording()))
     ]
     large = {"large": 10_000}
     assert sizes == [{}, {"large": 0}, {"large": 4096}, large, {**large, "small": 0}, {**large, "small": 100}]
@@ -150,7 +150,7 @@ def test_a_file_is_overwritten_in_place(blobs: Blobs) -> None:
     disk.rank(0).save("last", b"one")
     disk.rank(0).save("last", b"two")
     recording = disk.recording()
-    states = list(state_selection.process_death_states(recording))
+    states = list(state_selection.process_death_states(CrashPoints(recording)))
     assert [[blobs.read(c) for c in s.tree.files.values()] for s in states] == [[], [b""], [b"one"], [b"two"]]
     assert recording.kept_as_made == frozenset()
     assert [state.linked for state in states] == [frozenset()] * 4
@@ -242,10 +242,10 @@ def test_a_folder_that_shows_who_made_it(blobs: Blobs) -> None:
     assert (
         len(CrashPoints(recording).classes) == 1 + (3 + 2) * others
     )  # owner: missing, empty, whole; then the shard: 2 more
-    trees = {state.digest for state in state_selection.process_death_states(recording)}
+    trees = {state.digest for state in state_selection.process_death_states(CrashPoints(recording))}
     told = {
         (len(state.tree.files), state.tree.files["d0/owner"].size, "d0/shard-3" in state.tree.files)
-        for state in state_selection.process_death_states(recording)
+        for state in state_selection.process_death_states(CrashPoints(recording))
         if "d0/owner" in state.tree.files
     }
     assert len(trees) == 1 + 5 * others

@@ -10,6 +10,7 @@ from protocols import PROCESS, PROTOCOLS, SIZE, Broken, Protocol, data
 from saves import Disk
 
 from torchaos.harness.crash_explorer import power_loss, state_selection
+from torchaos.harness.crash_explorer.crash_points import CrashPoints
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Content, Extent, Tree
 from torchaos.harness.crash_explorer.fs_model import State
 from torchaos.harness.crash_explorer.operations import Recording
@@ -42,8 +43,8 @@ def _wrong(protocol: Protocol, recording: Recording, over: list[int], state: Sta
 
 def _states(recording: Recording, model: str) -> list[State]:
     if model == PROCESS:
-        return list(state_selection.process_death_states(recording))
-    return list(power_loss.states(recording, Persistence(model)))
+        return list(state_selection.process_death_states(CrashPoints(recording)))
+    return list(power_loss.states(CrashPoints(recording), Persistence(model)))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -66,6 +67,6 @@ def test_a_large_file_that_is_renamed_without_a_sync(size: int, torn: bool, tmp_
     disk = Disk(blobs, Tree({"last": Content(SIZE, (Extent(0, SIZE, blobs.add(data(1))),))}))
     disk.rank(0).save("tmp", b"2" * size, sync=False)
     disk.rank(0).rename("tmp", "last")
-    states = list(power_loss.states(disk.recording(), Persistence.EXT4))
+    states = list(power_loss.states(CrashPoints(disk.recording()), Persistence.EXT4))
     left = {state.tree.files["last"].size for state in states}
     assert bool(left - {SIZE, size}) == torn, left

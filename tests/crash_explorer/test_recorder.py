@@ -107,7 +107,7 @@ def test_it_sees_everything_in_order(tmp_path: Path) -> None:
         assert len({operation.pid for operation in mine}) == 1
     times = [(operation.begun_s, operation.ended_s) for operation in recording.operations]
     assert all(recording.began_s < begun <= ended < recording.ended_s for begun, ended in times)
-    last = max(state_selection.process_death_states(recording), key=lambda state: state.moments[-1:])
+    last = max(state_selection.process_death_states(CrashPoints(recording)), key=lambda state: state.moments[-1:])
     last.write_to(tmp_path / "again")
     assert contents(tmp_path / "again") == contents(folder)
     assert not any(mount.target == str(folder) for mount in mounts())
@@ -170,7 +170,7 @@ def test_what_was_there_before_is_the_base(tmp_path: Path) -> None:
     recording, _folder = _record(tmp_path, program, ranks=1)
     found = [
         {path: recording.blobs.read(c) for path, c in s.tree.files.items()}
-        for s in state_selection.process_death_states(recording)
+        for s in state_selection.process_death_states(CrashPoints(recording))
     ]
     assert found == [{"old": b"old"}, {"new": b"old"}]
 
@@ -187,7 +187,7 @@ with open("gone", "wb", buffering=0) as file:
 open("last", "wb").close()
 """
     recording, _folder = _record(tmp_path, program, ranks=1)
-    names = [sorted(state.tree.files) for state in state_selection.process_death_states(recording)]
+    names = [sorted(state.tree.files) for state in state_selection.process_death_states(CrashPoints(recording))]
     assert names == [[], ["gone"], ["gone"], ["last"]]
 
 
@@ -204,7 +204,7 @@ pages.flush()
     recording, _folder = _record(tmp_path, program, ranks=1)
     writes = [operation for operation in recording.operations if operation.kind is OperationKind.WRITE]
     assert [(operation.path, operation.rank) for operation in writes] == [("mapped", 0)]
-    last = max(state_selection.process_death_states(recording), key=lambda state: state.operations)
+    last = max(state_selection.process_death_states(CrashPoints(recording)), key=lambda state: state.operations)
     assert recording.blobs.read(last.tree.files["mapped"], 4999, 6) == b"\0here\0"
 
 
@@ -219,7 +219,7 @@ with open(sys.argv[1] + "/big", "wb", buffering=0) as file:
 """
     recording, _folder = _record(tmp_path, program, ranks=1)
     assert recording.blobs.size() == 4
-    for number, state in enumerate(state_selection.process_death_states(recording)):
+    for number, state in enumerate(state_selection.process_death_states(CrashPoints(recording))):
         state.write_to(tmp_path / f"{number}")
     made = (tmp_path / f"{number}" / "big").stat()
     assert (made.st_size, made.st_blocks * 512 < 1 << 20) == (20 << 30, True)

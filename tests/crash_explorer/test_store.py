@@ -22,6 +22,7 @@ from saves import Disk
 from waiting import wait_until
 
 from torchaos.harness.crash_explorer import recorded_run, s3_store, state_selection
+from torchaos.harness.crash_explorer.crash_points import CrashPoints
 from torchaos.harness.crash_explorer.exploration_summary import files_of, script_of
 from torchaos.harness.crash_explorer.folder_contents import Blobs, Tree
 from torchaos.harness.crash_explorer.operations import Operation, OperationKind, Recording
@@ -102,7 +103,7 @@ def test_an_object_is_there_at_once(tmp_path: Path) -> None:
     recording = disk.recording()
     a, b = {"step-1/0": b"a" * 10000}, {"step-1/1": b"b"}
     one, two = {"newest": b"1"}, {"newest": b"2"}
-    found = list(state_selection.process_death_states(recording, symmetry=False))
+    found = list(state_selection.process_death_states(CrashPoints(recording, symmetry=False)))
     expected = [{}, a, b, a | b, a | b | one, a | b | two, b | two, two]
     shown = [sorted(contents(recording, state.tree).items()) for state in found]
     assert sorted(shown) == sorted(sorted(each.items()) for each in expected)
@@ -119,7 +120,9 @@ def test_a_missing_object_is_in_the_story(tmp_path: Path) -> None:
     disk.rank(0).put("newest", b"1")
     disk.rank(0).put("step-1/0", b"a")
     recording = disk.recording()
-    (state,) = (state for state in state_selection.process_death_states(recording) if state.operations == 1)
+    (state,) = (
+        state for state in state_selection.process_death_states(CrashPoints(recording)) if state.operations == 1
+    )
     assert dict(files_of(state, recording)) == {"newest": "complete", "step-1/0": "missing"}
 
 
@@ -150,9 +153,11 @@ def test_requests_are_recorded(tmp_path: Path) -> None:
     assert not [doubt for doubt in recording.unsure if "was put" in doubt]
     large: Operation = recording.operations[1]
     assert large.size == PART + 7
-    last = list(state_selection.process_death_states(recording))[-1]
+    last = list(state_selection.process_death_states(CrashPoints(recording)))[-1]
     assert set(last.tree.files) == {"copy", "step 1/rank-0.pt", "step 1/rank-1.pt"}
-    before = next(state for state in state_selection.process_death_states(recording) if state.operations == 4)
+    before = next(
+        state for state in state_selection.process_death_states(CrashPoints(recording)) if state.operations == 4
+    )
     assert contents(recording, before.tree)["large-1"] == b"\1" * PART + b"\2" * 7
 
 
@@ -182,7 +187,10 @@ def test_ranks_that_change_the_same_object(tmp_path: Path) -> None:
     disk.rank(1).unlink("last.pt")
     for rank in (0, 1):
         disk.rank(rank).put(f"done-{rank}", b"")
-    found = [contents(disk.recording(), state.tree) for state in state_selection.process_death_states(disk.recording())]
+    found = [
+        contents(disk.recording(), state.tree)
+        for state in state_selection.process_death_states(CrashPoints(disk.recording()))
+    ]
     assert {"last.pt": b"0"} in found
     assert {"last.pt": b"1"} in found
     assert all("last.pt" not in each for each in found if "done-1" in each)
@@ -235,7 +243,9 @@ def test_objects_have_their_times(tmp_path: Path) -> None:
     disk.rank(0).put("step-9", b"again")
     recording = disk.recording()
     for done, order in ((3, ["step-9", "step-10", "empty"]), (4, ["step-10", "empty", "step-9"])):
-        state = next(state for state in state_selection.process_death_states(recording) if state.operations == done)
+        state = next(
+            state for state in state_selection.process_death_states(CrashPoints(recording)) if state.operations == done
+        )
         root = tmp_path / str(done)
         state.write_to(root)
         date_objects(root, state.tree, recording.operations[:done], recording.began_s, 1000.0)
@@ -338,7 +348,7 @@ def test_a_plan_with_a_store(tmp_path: Path) -> None:
     assert models_of(["all"], plan) == ("process-death",)
     with pytest.raises(UsageError, match="a store keeps what it has acknowledged, so power-loss-strict"):
         models_of(["process-death", "power-loss-strict"], plan)
-    outcome = outcome_of(next(state_selection.process_death_states(saves(tmp_path))))
+    outcome = outcome_of(next(state_selection.process_death_states(CrashPoints(saves(tmp_path)))))
     shell = script_of(plan.job, RunDir(tmp_path), checkpoints_in(plan, RunDir(tmp_path)), outcome)
     assert 'rclone serve s3 --addr "127.0.0.1:${PORT:=9321}" "$run"/store &' in shell
     assert "TORCHAOS" not in shell

@@ -26,7 +26,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.checkpoint_names import checkpoint_of
 from torchaos.harness.record.history import Attempt, Load
 from torchaos.harness.record.history.saves_and_loads import is_failed
-from torchaos.harness.record.plan import last_words_in_words
+from torchaos.harness.record.plan import enumerated, last_words_in_words
 from torchaos.harness.record.record import RANK_FAILED, Record
 
 ABORT = -6
@@ -89,8 +89,7 @@ def twins_end_apart(run: Record, twins: Sequence[Record]) -> str:
     ends = sorted({last for twin in twins if (last := final_step(twin)) is not None})
     if len(ends) < 2 or own_exit_code(run) != 0:
         return ""
-    steps = f"{', '.join(map(str, ends[:-1]))} and {ends[-1]}"
-    return f"the twins ended in different steps, too ({steps}): it may be chance when this job stops"
+    return f"the twins ended in different steps, too ({enumerated(ends)}): it may be chance when this job stops"
 
 
 def _is_verified(record: Record, abort: TeardownAbort) -> bool:
@@ -357,8 +356,7 @@ def failed_loads(run: Record, attempt: int) -> list[str]:
 
 def in_words(paths: Sequence[str]) -> str:
     """The names of checkpoints, as a list in a sentence."""
-    names = list(dict.fromkeys(map(posixpath.basename, paths)))
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return enumerated(dict.fromkeys(map(posixpath.basename, paths)))
 
 
 def not_resumed(run: Record) -> str:

@@ -256,6 +256,12 @@ def numbered(noun: str, numbers: Iterable[int]) -> str:
     return f"{noun}{'s' * (len(each) > 1)} {', '.join(map(str, each))}"
 
 
+def enumerated(names: Iterable[object]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def last_words_in_words(lines: Sequence[str]) -> str:
     """The clause of a reason about the last lines of a job's log. Empty if there is no line."""
     return f"; its log ends with: {' | '.join(lines)}" if lines else ""

@@ -48,6 +48,7 @@ from torchaos.harness.analysis.comparison.step_facts import (
 )
 from torchaos.harness.analysis.tolerance import ROUNDING, WEIGHTS, Steps, relative
 from torchaos.harness.record.history import Execution, History, Segment, StepTable
+from torchaos.harness.record.plan import enumerated
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
@@ -132,8 +133,8 @@ def _cause(
         return Cause(said("cause", where=where, causes=causes, besides=besides), causes, early)
     equal, unseen = found.compared({fact.quantity for fact in facts})
     guess = found.unrecorded()
-    clauses = [said("equal", found=f"{_and(equal)} {'is' if _is_one(equal) else 'are'}")] if equal else []
-    clauses += [said("unseen", found=f"{_and(unseen)} {'was' if _is_one(unseen) else 'were'}")] if unseen else []
+    clauses = [said("equal", found=f"{enumerated(equal)} {'is' if _is_one(equal) else 'are'}")] if equal else []
+    clauses += [said("unseen", found=f"{enumerated(unseen)} {'was' if _is_one(unseen) else 'were'}")] if unseen else []
     clauses += [said("noisy samples")] if found.noisy else []
     clauses.append(guess)
     return Cause(f"{where[0].upper()}{where[1:]}, {'; '.join(clauses)}.{besides}", guess)
@@ -419,7 +420,3 @@ def _part_of(history: History, execution: Execution) -> Segment | None:
     """The segment of the history to which a step belongs."""
     where = execution.attempt, execution.segment
     return next((part for part in history.segments if (part.number, part.after) == where), None)
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

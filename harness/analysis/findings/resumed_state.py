@@ -13,6 +13,7 @@ from torchaos.harness.analysis.ending import not_restarted
 from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.interfaces import Finding, First, What, failed, inconclusive, passed
 from torchaos.harness.protocol.wire import Kind
+from torchaos.harness.record.plan import enumerated
 from torchaos.harness.record.record import Record
 
 
@@ -63,7 +64,7 @@ def _not_comparable(blind: Carried) -> Finding:
 
 
 def _restored(found: Sequence[Carried]) -> Finding:
-    restored = said("restored", found=_list(found[-1].kept))
+    restored = said("restored", found=enumerated(found[-1].kept))
     more = f" and {len(found) - 1} more before it" if len(found) > 1 else ""
     unseen = "; no moments of an optimizer were seen" if found[-1].no_moments else ""
     well = passed(f"{restored}, over {found[-1].in_words}{more}{unseen}", resumes=len(found))
@@ -87,10 +88,6 @@ def _nothing_was_saved(run: Record) -> bool:
     """Whether the last restart came before the first checkpoint, in a job whose saves can be seen."""
     ends = [save.ended_s for save in run.history.saves if save.ended_s is not None]
     return bool(ends) and min(ends) > max(attempt.started_s for attempt in run.history.attempts)
-
-
-def _list(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _lost(carried: Carried) -> Finding:

@@ -15,7 +15,7 @@ from rich.text import Text
 from torchaos.harness.crash_explorer.exploration_summary import NAME as SCRIPT
 from torchaos.harness.crash_explorer.exploration_summary import ExplorationSummary, told
 from torchaos.harness.crash_explorer.resume_outcomes import Outcome, OutcomeClass, is_suspected
-from torchaos.harness.record.plan import counted, rounded, seconds_in_words
+from torchaos.harness.record.plan import counted, enumerated, rounded, seconds_in_words
 from torchaos.harness.record.result import SCHEMA, Case, ExitCode, Result, Verdict
 from torchaos.harness.release.gate_verdict import WAIVERS, Judged, is_waived
 from torchaos.harness.release.repeats import Distribution, Rate, Repeats
@@ -254,8 +254,7 @@ def _hint(pen: Pen, result: Result, waivers: Container[str]) -> None:
             follow.setdefault(str(case.follows), []).append(case.name)
     for cause, names in follow.items():
         subject = "it follows" if len(names) == 1 else f"{len(names)} of these follow"
-        every = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-        words = f"{subject} from {cause}, which is waived: waive {every} too, if it may fail for that"
+        words = f"{subject} from {cause}, which is waived: waive {enumerated(names)} too, if it may fail for that"
         pen.row([], pen.text(words, "yellow"), indent=5)
 
 

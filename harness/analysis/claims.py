@@ -1,6 +1,6 @@
-"""The table of all sentences that name a cause, an agreement or a restored state, each with the record without which a
-verdict must not use it. A quantity that was not recorded is never named as a cause. Instead, the verdict says which
-quantities are equal, which were not seen, and in which part of a step the cause acts."""
+"""The table of all sentences that name a cause, an agreement or a restored state. For each, it says what must have been
+recorded before a verdict may use it. A quantity that was not recorded is never named as a cause. Instead, the verdict
+says which quantities are equal, which were not seen, and in which part of a step the cause acts."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
     """Yields a clause for each rank that succeeded and whose events are cut, in a job that succeeded.
 
     Events are cut if the agent's last event is missing although the rank wrote it in another record (`ended`), or if
-    all events are missing although an agent started in this rank in another record (`seen`). The comparison with other
-    records is needed because a job may always leave by os._exit, which ends the agent without a last event."""
+    all events are missing although an agent started in this rank in another record (`seen`). Only other records can
+    show this, because a job may always leave by os._exit, which ends the agent without a last event."""
     made = {(rank, attempt) for attempt, rank in record.sources_of_steps}
     has, whole = made | set(_who(record, Kind.AGENT_STARTED)), set(_who(record, Kind.AGENT_ENDED))
     excused = set(_who(record, Kind.AGENT_FAILED, Kind.APPLYING))

@@ -117,14 +117,14 @@ def _is_lasting(fault: PlannedFault | None) -> bool:
     return fault is not None and (fault.duration_s is not None or registry.lasts(fault.inject))
 
 
-def _is_in_process(fault: PlannedFault | None) -> bool:
+def _ends_with_target(fault: PlannedFault | None) -> bool:
     """Whether the fault ends with the process that it hit."""
     return fault is not None and (fault.where == "rank" or registry.family_of(fault.inject) in ("process", "straggle"))
 
 
 def on_until_s(record: Record, landing: Landing) -> float:
     """When the fault was over (CLOCK_MONOTONIC); infinite if it stayed."""
-    return over_s(record, landing, _is_in_process(_planned(record, landing)))
+    return over_s(record, landing, _ends_with_target(_planned(record, landing)))
 
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
@@ -156,9 +156,9 @@ def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | 
 
 
 def unseen_after(record: Record, landing: Landing) -> tuple[int, ...]:
-    """The ranks that the fault hit and of which no later step was seen in that attempt, sorted. Empty unless other
-    ranks of that attempt later made a step at least two above the highest one before the fault, the attempt was the
-    last, and the job ended with exit code 0."""
+    """The ranks that the fault hit and whose later steps, if any, were not seen in that attempt; sorted. Empty unless
+    the others show that steps are missing: other ranks of that attempt later made a step at least two above the highest
+    one before the fault, the attempt was the last, and the job ended with exit code 0."""
     history = record.history
     steps = history.executions.of_attempt(landing.attempt)
     later = steps.at(steps.mono_s > landing.at_s)
@@ -194,7 +194,7 @@ def never_in_words(record: Record, fault: str, twins: Sequence[Record] = ()) -> 
 def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Recovery:
     """The parts of the recovery from a landing that were seen (see PARTS), and the steps that were lost."""
     planned = _planned(record, landing)
-    lasted = lasted_s(record, landing, _is_in_process(planned)) if _is_lasting(planned) else None
+    lasted = lasted_s(record, landing, _ends_with_target(planned)) if _is_lasting(planned) else None
     return replace(_parts(record, landing, twins), lasted_s=lasted)
 
 

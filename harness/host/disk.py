@@ -1,5 +1,5 @@
-"""Files on this machine's disks: functions that return when a change is on disk, the time at which a file was made, and
-`Changes`, which reports the files in a folder that were written, as the kernel sees it (inotify(7))."""
+"""Files on this machine's disks: functions that return when a change is on disk, and the time at which a file was made.
+`Changes` reports which files of a folder were written, as the kernel sees it (inotify(7))."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ def inner_pid(pid: int) -> int:
 
 
 def in_namespace_of(first: int, own: int) -> int | None:
-    """The pid, in the namespace of this process, of the process whose pid in the namespace of the process `first` is
-    `own`. None if there is no such process."""
+    """Translates a pid: `own` is the pid in the namespace of the process `first`. Returns the pid in the namespace of
+    this process. None if there is no such process."""
     with suppress(OSError):
         space = os.stat(f"/proc/{first}/ns/pid").st_ino
         for pid in _pids():

@@ -46,8 +46,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class RankTrigger:
-    """What a rank does at a Moment: apply the class `injector` of the file `source`, or hold until a fault from outside
-    is applied (both None)."""
+    """What a rank does at a Moment. It applies the class `injector` of the file `source`; or, if both are None, it is
+    held until a fault from outside is applied."""
 
     fault: str
     when: Moment

@@ -83,7 +83,8 @@ class Stamp:
 
 
 def channel(group: str, source: int, target: int) -> str:
-    """The name under which the sends and recvs of a process group from one rank to another are counted."""
+    """The name of a channel: the sends and recvs of a process group from one rank to another, which are counted
+    together."""
     return f"{group} {source}>{target}"
 
 

@@ -288,8 +288,8 @@ def checked(folder: Path) -> Path:
 
 def add(run: OpenRun) -> Path | None:
     """Adds a run to the registry of open runs, with a link to its undo log. The entry is on disk when this returns.
-    Returns None or, if no link can be made, the path at which the caller must keep a copy of the log. Raises
-    OSError."""
+    Returns None or, if no link can be made, the path at which the caller must keep a copy of the log. Raises OSError if
+    the entry can't be written."""
     folder = private(_runs() / _name(run.run_id))
     place: Path | None = path_of(private_parent(folder))
     with suppress(OSError):

@@ -155,7 +155,7 @@ def _freezer() -> str | None:
 
 
 def _library(name: str) -> Callable[[], str | None]:
-    """Where the library of this name in host/native_libraries.py is."""
+    """A check for the library of this name in host/native_libraries.py: a function that returns its path."""
 
     def find() -> str | None:
         from torchaos.harness.host import native_libraries

@@ -1,6 +1,6 @@
-"""The GPT of gpt_fsdp2.py with checkpoints in memory alone: no file holds one. Each rank copies its part of the state
-to the memory keeper of its node, and to that of the next rank's node, so that a node that dies takes no state with it:
-memory_keeper.py torchrun gpt_memory.py ... The number of ranks must stay the same."""
+"""The GPT of gpt_fsdp2.py with checkpoints only in memory, and none in a file. Each rank copies its part of the state
+to the memory keeper of its node, and to that of the next rank's node. So a node that dies takes no state with it. To
+start it: memory_keeper.py torchrun gpt_memory.py ... The number of ranks must stay the same."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class Tiers(Checkpoints):
         super().wait()
 
     def restore(self, parts: dict[str, Stateful]) -> int:
-        """Load the newest checkpoint of which each rank's part is on some node, or on the shared file system. Returns
-        the number of steps that were done when it was saved."""
+        """Load the newest checkpoint that is complete: each rank's part is on some node, or on the shared file system.
+        Returns the number of steps that were done when it was saved."""
         shared = self._newest() if dist.get_rank() == 0 else None
         here = {"parts": self._whole(), "shared": shared and shared["step"]}
         everywhere: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
@@ -133,7 +133,7 @@ def _steps(everywhere: list[dict[str, Any]]) -> set[int]:
 
 
 def _parts(everywhere: list[dict[str, Any]], step: int) -> set[int]:
-    """The ranks of a local checkpoint, if the part of each of them is on some node; otherwise none."""
+    """The ranks of a local checkpoint. Empty unless the part of each of them is on some node."""
     found = {rank: world for one in everywhere for rank, world in one["parts"].get(step, {}).items()}
     return set(found) if found and set(found) == set(range(max(found.values()))) else set()
 

@@ -191,9 +191,9 @@ def digest(views: Sequence[SampleView], indices: tuple[int, ...] | None = None) 
 
 
 def _samples(views: Sequence[SampleView], indices: tuple[int, ...] | None) -> int:
-    """How many samples a batch has if its views have different numbers of rows: the number of indices that were drawn,
-    if some view has as many rows; otherwise the most frequent number of rows. Of equally frequent numbers, that of a
-    view that is no mask wins, then that of the view with the wider rows."""
+    """How many samples a batch has if its views have different numbers of rows. It is the number of indices that were
+    drawn, if a view has this many rows; otherwise the most frequent number of rows. If numbers are equally frequent, a
+    view that is no mask decides; of several, the one with the widest rows."""
     sizes = Counter(view.count for view in views)
     if indices is not None and len(indices) in sizes:
         return len(indices)

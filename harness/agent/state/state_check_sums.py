@@ -319,8 +319,8 @@ def _signed(sums: list[float], number: int) -> list[float]:
 
 
 def trained_by(agent: Agent) -> list[Any]:
-    """The parameters that torch's optimizers train, and those of the optimizers of plain classes beside them. In a job
-    without an optimizer of torch's, those that its losses depend on."""
+    """The parameters that the job trains: those of torch's optimizers, and those of optimizers of plain classes beside
+    them. In a job without an optimizer of torch's: the parameters that its losses depend on."""
     own = parameters(agent.optimizers)
     return own + agent.trained_beside() if own else agent.reached()
 

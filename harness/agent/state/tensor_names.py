@@ -58,8 +58,8 @@ class TensorNames:
         return found
 
     def modes(self) -> dict[str, str]:
-        """The modes of modules, "train" or "eval", by name. Only of the outermost modules that have parameters, and of
-        modules inside whose mode differs from that of the module around them."""
+        """The modes of modules, "train" or "eval", by name: those of the outermost modules with parameters, and those
+        of inner modules with another mode than the module around them."""
         found = dict[str, str]()
         for ref, kind in self._kinds:
             modes = dict[str, bool]()
@@ -211,7 +211,7 @@ def tensors_in(name: str, value: Any, kind: type, depth: int = _DEEP) -> Iterato
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> Named:
-    """Tensors by name, without names of several tensors, and without tensors that have no values."""
+    """Tensors by name. Left out are names that several tensors have, and tensors that have no values."""
     named, twice = dict[str, Any](), set[str]()
     for name, each in pairs:
         if each is not None and each.device.type != "meta" and named.setdefault(name, each) is not each:

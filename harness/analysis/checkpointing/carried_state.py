@@ -378,7 +378,7 @@ _NUMBER = re.compile(r"\d+")
 _FILE, _GOES_ON = (CONTENTS, NAME, RECORD), (SAMPLES, LOG, OPTIMIZER, SCHEDULER, RATES)
 
 
-def _as_others_are_named(saves: Sequence[Save], name: str) -> set[int]:
+def _step_by_name(saves: Sequence[Save], name: str) -> set[int]:
     """The step in the name of a checkpoint, if in the names of all other saves the number differs from the step by the
     same amount. Otherwise empty."""
     told = number_in_name(name)
@@ -404,7 +404,7 @@ def mixed_state(history: History, part: Segment) -> str:
     name = min(reversed(loaded), key=main_first)
     claims = [fits for fits in of_file if fits] or [set(map(int, _NUMBER.findall(name)))]
     own = [set(one.fits) for one in said_by if one.name in (CONTENTS, NAME) and one.fits]
-    if sure := _as_others_are_named(history.saves, name).intersection(*own):
+    if sure := _step_by_name(history.saves, name).intersection(*own):
         claims = [sure]
     goes_on = {
         one.name: set(one.fits)

@@ -308,8 +308,9 @@ class OutOfReach:
 
 
 def out_of_reach(run: Record, saves: Iterable[Save], attempt: int, started_s: float) -> OutOfReach:
-    """The files of a checkpoint that were only on nodes that the attempt did not have, or that had lost their disks
-    before it was started (CLOCK_MONOTONIC). Nodes that are not known count as present."""
+    """The files of a checkpoint that the attempt could not reach: they were only on nodes that it did not have, or
+    whose disks were lost before it was started (`started_s`: CLOCK_MONOTONIC). Nodes that are not known count as
+    present."""
     local, root = local_folder(run), root_of(run)
     node_of = {(up.attempt, up.rank): up.data.get("node") for up in run.of_kind(Kind.RANK_UP)}
     there = {node for (number, _rank), node in node_of.items() if number == attempt}

@@ -38,10 +38,9 @@ from torchaos.harness.record.record import Record
 
 
 def claimed_whole(run: Record, ours: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Checkpoints that are damaged, whose save failed, and that the job then renamed to the usual name of a complete
-    checkpoint. A checkpoint that had its final name from the start is not reported, because the job may write a further
-    file last to show that it is complete. A checkpoint whose save succeeded is not reported either, because it may have
-    been damaged later."""
+    """Damaged checkpoints whose save failed, and which the job then renamed to the usual name of a complete checkpoint.
+    A checkpoint that had its final name from the start is not reported: the job may write a further file last to show
+    that it is complete. A checkpoint whose save succeeded is not reported either: it may have been damaged later."""
     named = {posixpath.normpath(str(event.data["to"])) for event in run.of_kind(Kind.RENAMED)}
     failed, went_well = ({save.path for save in run.history.saves if save.ok is ok} for ok in (False, True))
     suspects, whole = (named & failed) - went_well, {family(checkpoint.path) for checkpoint in ours if checkpoint.good}

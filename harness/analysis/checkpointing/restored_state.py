@@ -1,5 +1,5 @@
-"""Compares, by name (agent/state/state_check_sums.py), the state with which an attempt began with the state with which
-the run had gone on after the same step before, or with that of a twin.
+"""Compares, by name (agent/state/state_check_sums.py), the state with which an attempt began. What it should be: the
+state with which the run went on after the same step the first time, or the twin's.
 
 Quantities that are equal on all ranks are compared on all ranks, even if only one rank saved. A parameter counts as
 equal on all ranks if each rank began the job with the whole parameter, and all with the same values."""
@@ -211,8 +211,8 @@ def _compare_inputs(found: Begun, mine: Of, references: Sequence[Of]) -> None:
 
 def _compare_unsaved_generators(found: Begun, mine: Of, fresh: Of, due: Of) -> None:
     """Finds generators that were not restored, on ranks whose own state after that step was not recorded, because
-    another rank saved. A generator was not restored if it is as at the beginning of the job, or if it is that of the
-    rank that saved, and that rank began the job with other generators."""
+    another rank saved. Such a generator has the state from the beginning of the job, or the state of the rank that
+    saved, although that rank began the job with other generators."""
     for rank, state in mine.items():
         if rank in found.seen[RNG] or rank not in fresh:
             continue

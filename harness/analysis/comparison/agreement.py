@@ -218,7 +218,7 @@ def unreported(history: History, ours: StepTable, other: History, theirs: StepTa
 
 
 def common(ours: StepTable, theirs: StepTable) -> tuple[StepTable, StepTable]:
-    """The steps that both tables have, from each table."""
+    """Both tables, with only the steps that both have."""
     return ours.only(np.isin(ours.numbers, theirs.numbers)), theirs.only(np.isin(theirs.numbers, ours.numbers))
 
 

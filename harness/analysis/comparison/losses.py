@@ -288,7 +288,7 @@ class Comparison:
 
     @cached_property
     def _silent(self) -> set[int]:
-        """The ranks that have no loss in the steps that both runs made on the same ranks."""
+        """The ranks without a loss in those steps that both runs made on the same ranks."""
         both = Both.of(self._ours, self._twins[0])
         return without_losses(both.ours, both.theirs)
 

@@ -367,10 +367,11 @@ def other_iterations(ours: ByStep, theirs: ByStep, until: int | None = None) -> 
 
 
 def _by_turns(mine: StepTable, twins: StepTable) -> str:
-    """A clause about optimizers that take turns, such as those of a GAN, if each step of one is a step of the job:
-    another one stepped than in the twin. It is shown if each of the two counters goes on from a value that the twin had
-    reached before, but not from the same one, and if the step also had other samples, because a counter alone may be
-    wrong."""
+    """A clause: of optimizers that take turns, such as those of a GAN, another one stepped than in the twin. Empty if
+    this is not shown. (Each step of each optimizer is a step of the job.)
+
+    Each optimizer has its own counter. It is shown if the counters of this step, in the run and in the twin, continue
+    two different earlier counters of the twin. A counter alone may be wrong, so the samples must differ as well."""
     both = Both.of(mine, twins)
     other = both.ours.numbers[both.ours.any(~both.equal("opt_step"))].tolist()
     if not other or other[0] not in twins:
@@ -413,9 +414,11 @@ def _iterations(steps: StepTable) -> Array:
 
 
 def _are_of(since: StepTable, at: Array, twins: StepTable, iterations: Array) -> bool:
-    """Whether the first of these steps has the samples of the twin's step that made the same iteration. If the twin
-    skipped that iteration, or ended before: whether the step has samples that the twin never used, or other samples
-    than in the twin, and the next step whose iteration the twin made has the samples of that one."""
+    """Whether the first of these steps has the samples of the twin's step that made the same iteration.
+
+    The twin may have skipped that iteration, or ended before. Then the first step must have samples that the twin never
+    used, or other samples than in the twin; in the second case, the next step whose iteration the twin made must have
+    that iteration's samples."""
     common, ours, theirs = np.intersect1d(at, iterations, return_indices=True)
     if not all_known(first := since[int(since.numbers[0])]):
         return False

@@ -67,10 +67,12 @@ class Computed:
         self._history, self._ours, self._theirs = history, ours, theirs
 
     def follows(self, step: int) -> bool:
-        """Whether the samples of the step may have been computed from parameters that differed before. Not in the first
-        step after a restart: there they come from what was restored, and must be the twin's. And not if the twin used
-        these samples in another step: then they were not computed. (This does not count if the twin met equal samples
-        in one step, because then there are few different ones.)"""
+        """Whether the samples of the step may have been computed from parameters that differed before. No in two cases:
+
+        - In the first step after a restart, samples come from what was restored, and must be the twin's.
+
+        - Samples that the twin used in another step were not computed. (This does not hold if the twin met equal
+        samples within one step: then there are few different ones.)"""
         mine, twins = self._ours.get(step, {}), self._theirs.get(step, {})
         if not mine or not twins or self._resumed_in(step) or self._began_alike(step):
             return False

@@ -295,9 +295,9 @@ def _corruptions(run: Record) -> list[Landing]:
 
 
 def _saved_bad(run: Record, twins: Sequence[Record], own: list[Step]) -> str | None:
-    """The name of a checkpoint that holds bad state; None if there is none. In the attempt that was hit, bad are the
-    checkpoints that were saved after one of the bad steps (`own`). Otherwise, if nothing was restarted, the contents on
-    disk decide."""
+    """The name of a checkpoint that holds bad state; None if there is none. In the attempt that was hit, a checkpoint
+    that was saved after one of the bad steps (`own`) is bad. Otherwise, if nothing was restarted, the contents on disk
+    decide."""
     steps = {(step.attempt, step.number) for step in own}
     for save in run.history.saves:
         if save.ok and (save.attempt, save.global_step) in steps:

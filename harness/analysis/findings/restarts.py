@@ -187,8 +187,8 @@ def evictions(run: Record, landed: Sequence[Landing], most: int) -> Finding:
 
 
 def _evicted(run: Record, landed: Sequence[Landing]) -> set[int] | None:
-    """The nodes that had ranks when a fault landed, that no fault had hit, and that have no ranks in the last attempt
-    in which training went on. None if the node of a rank was not seen."""
+    """The evicted nodes: they had ranks when a fault landed, no fault had hit them, and they have no ranks in the last
+    attempt in which training went on. None if the node of a rank was not seen."""
     trained = set(run.history.executions.attempts)
     last = next((one for one in reversed(run.history.attempts) if one.number in trained), None)
     there = _nodes(run, last) if last else None

@@ -189,7 +189,7 @@ class Manifests:
 
 
 def _numbered(saved: Iterable[Saved]) -> list[Saved]:
-    """All saves in the order of time, with their numbers."""
+    """All saves in order of time, each with its number."""
     before: dict[tuple[int, str], int] = defaultdict(int)
     found = []
     for save in sorted(saved, key=lambda save: save.at_s):

@@ -57,9 +57,9 @@ class Helper:
         return JobProcesses(self.mark)
 
     def start(self, namespace: NetworkNamespace | None, command: Sequence[str]) -> str:
-        """Starts the helper in this network namespace; None: in the harness's own namespace. Returns the
-        helper's first line of output, which reports that it is ready. If the command is `sh`, returns an empty text
-        without waiting. Raises OSError."""
+        """Starts the helper in this network namespace; None: in the harness's own namespace. Returns the helper's first
+        line of output, which reports that it is ready. If the command is `sh`, returns an empty text without waiting.
+        Raises OSError if the helper does not start."""
         process = self.open(namespace, command)
         assert process.stdout is not None
         return process.stdout.readline().decode().strip() if command[0] != "sh" else ""

@@ -139,8 +139,7 @@ def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
 
 
 def limited(site: NodeSite) -> Sequence[Watch]:
-    """A probe that counts the packets that had to wait for a rate limit, and measures the rate of the packets that
-    passed."""
+    """A probe that counts the packets that waited for a rate limit, and measures the rate of those that passed."""
     proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]

@@ -132,8 +132,8 @@ Node = Hashable  # a rank (int), the key of an op, or a `Late`
 
 @dataclass
 class Op:
-    """An op that at least one rank is in now. Each of its ranks is in exactly one of pending, done, missing and
-    unknown."""
+    """An op in which at least one rank is now. Each rank of the op is in exactly one of `pending`, `done`, `missing`
+    and `unknown`."""
 
     key: tuple[object, ...]
     name: str  # in words

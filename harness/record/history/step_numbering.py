@@ -292,8 +292,8 @@ class Placing:
         return replace(save, global_step=step)
 
     def _is_early(self, save: Save, step: int, part: Segment) -> bool:
-        """Whether this file was saved early: only ranks that make no steps saved it, while the other ranks were still
-        in the step whose number it has in its name (they saved their file with this number after that step)."""
+        """Whether ranks that make no steps saved this file early: the number in its name is that of a step that the
+        other ranks had not ended yet, and the others saved their file with this number after that step."""
         ranks, own = self.seen[save.attempt].ranks, _last_number(save.path)
         if ranks & set(save.ranks) or own != step + 1:
             return False

@@ -320,7 +320,7 @@ class StepTable(Mapping[int, Mapping[int, Execution]]):
         return self._ends - self._starts
 
     def of_each(self, values: Array) -> Array:
-        """Spreads a value of each step over the executions of that step."""
+        """Repeats the value of each step for all executions of that step."""
         return np.repeat(values, self.counts)
 
     def by_key(self) -> Mapping[tuple[int, int], Execution]:

@@ -190,8 +190,7 @@ def _headline(pen: Pen, result: Result, told: Why) -> None:
 
 
 def _failed(pen: Pen, case: Case, reason: str, result: Result, most: int) -> None:
-    """Prints a case that did not pass, without the words that the headline has already, and the cases that follow from
-    it."""
+    """Prints a case that did not pass, without the words of the headline, and then the cases that follow from it."""
     after = [name_in_words(other.name) for other in result.cases if other.follows == case.name]
     follows = f"{', '.join(after)} {'follows' if len(after) == 1 else 'follow'} from it" if after else ""
     text = "; ".join(filter(None, (_lower(reason), follows)))

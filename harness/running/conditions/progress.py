@@ -1,5 +1,5 @@
-"""The conditions about the job itself: those that must hold before a fault (steady state), that end a run early (stop),
-and that end it on purpose (until). `after_is_due` decides when a trigger from outside is due. All functions are pure.
+"""The conditions about the job itself. They must hold before a fault (steady state), end a run early (stop), or end it
+on purpose (until). `after_is_due` decides when a trigger from outside is due. All functions are pure.
 
 The conditions read the events as they arrive. They count the steps that the agent reports in the newest attempt; in a
 job without an agent, the steps in its log."""
@@ -260,7 +260,7 @@ class Recovered(Condition):
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:
-        """The parameters of the condition, completed: the faults that it waits for, and which of them last and which
+        """The parameters of the condition, completed: the faults for which it waits, and which of these last, and which
         kill. Raises UsageError if a named fault is not planned."""
         known = [fault.id for fault in faults]
         wanted = list(params.get("faults") or known)

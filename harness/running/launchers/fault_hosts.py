@@ -156,8 +156,8 @@ class RemoteFaults(FaultHost):
         return wrong
 
     def note(self, event: Event) -> None:
-        """If the event shows that a fault has fired on a node, writes that to the pages of the other nodes, so that the
-        fault does not fire there, too."""
+        """If the event reports that a fault has fired on a node, tells the pages of the other nodes, so that the fault
+        does not fire there, too."""
         if event.kind not in (Kind.APPLYING, Kind.APPLIED):
             return
         fault = self.planned.get(event.data["fault"])

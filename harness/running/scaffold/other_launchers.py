@@ -71,7 +71,7 @@ def accelerate(launch: Launch) -> None:
     nodes = number(given.get("num_machines")) or 1
     total = number(given.get("num_processes"))
     launch.nodes = launch.nodes or (nodes if nodes > 1 else 0)
-    launch.per_node = max(1, total // nodes) if total else launch.per_node or launch.gpus or _all_gpus(launch)
+    launch.per_node = max(1, total // nodes) if total else launch.per_node or launch.gpus or _ranks_for_all_gpus(launch)
     for option, variable in _ACCELERATE_ENV.items():
         if given.get(option, "all") not in ("all", "no", ""):
             launch.adds[variable] = given[option]
@@ -88,7 +88,7 @@ def accelerate(launch: Launch) -> None:
     launch.words = ["torchrun", *own, *(["-m"] if "module" in options else []), *rest]
 
 
-def _all_gpus(launch: Launch) -> int:
+def _ranks_for_all_gpus(launch: Launch) -> int:
     """The number of ranks if the command does not give it: a launcher would start one on each GPU."""
     launch.to_check.append(f"{first_program(launch.words)} would start a rank on each GPU; the draft has 2 ranks")
     return 2
@@ -125,7 +125,7 @@ def deepspeed(launch: Launch) -> None:
     slots = _slots(launch, options.get("hostfile") or options.get("H"))
     of_hosts = next(iter(slots.values()), None)
     asked = number(options.get("num_gpus")) or (len(chosen.split(",")) if chosen else launch.gpus or of_hosts)
-    launch.per_node = asked or _all_gpus(launch)
+    launch.per_node = asked or _ranks_for_all_gpus(launch)
     launch.nodes = launch.nodes or number(options.get("num_nodes")) or (len(slots) if len(slots) > 1 else 0)
     if "no_local_rank" not in options:
         launch.to_check.append("deepspeed gives the script --local_rank, and torchrun only the variable LOCAL_RANK")

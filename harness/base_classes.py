@@ -207,6 +207,6 @@ class Condition:
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> Mapping[str, Any]:
-        """Parameters that depend on the planned faults. They replace the parameters in the scenario. Raises
-        UsageError."""
+        """Parameters that depend on the planned faults. They replace the parameters in the scenario. Raises UsageError
+        if a parameter does not fit the faults."""
         return {}

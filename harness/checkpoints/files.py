@@ -208,7 +208,8 @@ class Remote:
 
 
 def locate(where: str) -> tuple[Files, str]:
-    """The file system, and the path on it, of a path or an fsspec URL (s3://, gs://, file://). Raises UsageError."""
+    """The file system, and the path on it, of a path or an fsspec URL (s3://, gs://, file://). Raises UsageError if it
+    can't be opened, for example without a library for this kind of address."""
     if "://" not in where:
         return Local(), os.path.abspath(where)
     try:

@@ -36,7 +36,8 @@ _BLOCK = 1 << 20
 def checked(files: Files, found: Checkpoint, go_on: Callable[[], None]) -> dict[str, str]:
     """The values of a checkpoint, without digests of its own files, so that they can be compared with the values of
     another checkpoint. A fixed text replaces a value that is the correct digest of a file whose name the value's name
-    contains. `go_on` is called before each block of a file is read, and may raise. Raises OSError."""
+    contains. `go_on` is called before each block of a file is read, and may raise. Raises OSError if a file can't be
+    read."""
     matches = {name: _DIGEST.fullmatch(text) for name, text in found.values.items()}
     claimed = {name: match["digits"].lower() for name, match in matches.items() if match}
     files_in = [file.path for file in found.files if claimed and file.path != found.path]

@@ -79,7 +79,7 @@ class Dtype:
 
 
 def storage_dtype(kind: Any) -> str:
-    """The dtype of a storage class to which a persistent id refers. Raises Unreadable."""
+    """The dtype of a storage class to which a persistent id refers. Raises Unreadable if it is no known class."""
     name = kind.name if isinstance(kind, Global) else str(kind)
     if name not in _STORAGES:
         raise limit(f"a storage of the type {name[:60]}, which is not read")
@@ -87,7 +87,7 @@ def storage_dtype(kind: Any) -> str:
 
 
 def dtype_name(value: Any) -> str:
-    """The dtype, such as `float32`, of a global like `torch.float32`. Raises Unreadable."""
+    """The dtype, such as `float32`, of a global like `torch.float32`. Raises Unreadable if the global is no dtype."""
     if isinstance(value, Global) and value.module == "torch" and value.name in ITEM_SIZES:
         return value.name
     raise limit(f"the type {getattr(value, 'name', value)!s:.60}, which is not read")

@@ -219,7 +219,7 @@ def _put(into: Any, pairs: list[Any]) -> None:
 
 def as_key(value: Any) -> Any:
     """The value, if it is of a type that may be hashed. Hashing a deeply nested tuple would overflow the interpreter's
-    stack, and a tuple may hold the same tuple many times. Raises Unreadable."""
+    stack, and a tuple may hold the same tuple many times. Raises Unreadable for any other type."""
     left = [value]
     for _ in range(_IN_KEY):
         item = left.pop()
@@ -236,7 +236,8 @@ def read(file: Any, length: int, known: Known, persistent: Persistent | None = N
     """The next pickle in a file, of at most `length` bytes, and the names in it that would run programs or code if they
     were called.
 
-    `known`: builders of plain data, by module and name. `persistent`: resolves persistent ids. Raises Unreadable."""
+    `known`: builders of plain data, by module and name. `persistent`: resolves persistent ids. Raises Unreadable if the
+    pickle is damaged or too large."""
     if length > MOST:
         raise limit(f"its pickle has {length} bytes, more than are read")
     if isinstance(file, BytesIO) and sum(map(file.getvalue().count, (b"]", b"}", b"(", b"\x8f"))) > _CONTAINERS:

@@ -160,7 +160,8 @@ class Summary:
 
 
 def summary(files: Files, tensor: TensorEntry, buffer: Buffer | None = None) -> Summary:
-    """The summary of one tensor; each byte is read once. Raises Unreadable or OSError.
+    """The summary of one tensor; each byte is read once. Raises Unreadable if the layout of the tensor is wrong,
+    OSError if a file can't be read.
 
     A tensor whose parts are stored in another order is put together in memory. Other tensors are streamed."""
     digest, sketch = xxh3_64(f"{tensor.dtype} {tensor.shape}".encode()), Sketch(tensor.dtype, tensor.item_size)

@@ -177,7 +177,8 @@ def write_reports(
     results: Sequence[Result], junit_file: Path | None, json_file: Path | None, repeats: Sequence[Repeats] = (),
     of: str = "",
 ) -> None:  # fmt: skip
-    """Writes the reports. `of`: what the results belong to, such as a gate. Raises UsageError."""
+    """Writes the reports. `of`: what the results belong to, such as a gate. Raises UsageError if a file can't be
+    written."""
     try:
         if junit_file:
             result_files.write_junit(results, junit_file, repeats, of)

@@ -148,7 +148,7 @@ class Blobs:
         os.close(self._index)
 
     def add(self, data: bytes) -> str:
-        """Stores the bytes, and returns their digest. Raises OSError."""
+        """Stores the bytes, and returns their digest. Raises OSError if they can't be written."""
         digest = xxhash.xxh3_128_hexdigest(data)
         if digest not in self._places:
             at, self._end = self._end, self._end + len(data)
@@ -158,7 +158,8 @@ class Blobs:
         return digest
 
     def add_file(self, path: Path) -> tuple[str, int]:
-        """Stores a whole file as one piece. Returns its digest and its size in bytes. Raises OSError."""
+        """Stores a whole file as one piece. Returns its digest and its size in bytes. Raises OSError if it can't be
+        read or stored."""
         with open(path, "rb", buffering=0) as file:
             digest = xxhash.xxh3_128()
             while part := file.read(_STEP):
@@ -176,8 +177,8 @@ class Blobs:
         return self._end
 
     def read(self, content: Content, start: int = 0, size: int | None = None) -> bytes:
-        """`size` bytes of a file from `start` on; None: up to the end. Raises KeyError if a piece is missing,
-        OSError."""
+        """`size` bytes of a file from `start` on; None: up to the end. Raises KeyError if a piece is missing, OSError
+        if it can't be read."""
         end = content.size if size is None else min(content.size, start + size)
         found = bytearray(max(0, end - start))
         for extent in content.extents:
@@ -188,7 +189,8 @@ class Blobs:
         return bytes(found)
 
     def take(self, folder: Path) -> Tree:
-        """Stores all files in `folder`. Holes of sparse files stay holes. Raises OSError."""
+        """Stores all files in `folder`. Holes of sparse files stay holes. Raises OSError if one can't be read or
+        stored."""
         files, folders, links = {}, set(), {}
         for root, names, leaves in os.walk(folder):
             for path in (Path(root, name) for name in [*names, *leaves]):
@@ -202,7 +204,7 @@ class Blobs:
         return Tree(files, frozenset(folders), links)
 
     def take_file(self, path: Path) -> Content:
-        """Stores a file. Raises OSError."""
+        """Stores a file. Raises OSError if it can't be read or stored."""
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             extents: list[Extent] = []
@@ -213,7 +215,8 @@ class Blobs:
 
     def make_tree(self, tree: Tree, folder: Path, linked: Container[str] = ()) -> None:
         """Makes the files of the tree in `folder`, which must be empty or missing. Large files with a path in `linked`
-        become hard links to a shared file, so nobody may change them in place. Raises KeyError, OSError."""
+        become hard links to a shared file, so nobody may change them in place. Raises KeyError if a piece is missing,
+        OSError if a file can't be made."""
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(tree.folders):
             (folder / path).mkdir(parents=True, exist_ok=True)
@@ -227,7 +230,8 @@ class Blobs:
             (folder / path).symlink_to(to)
 
     def make_file(self, content: Content, path: Path) -> None:
-        """Makes the file: by reflink if the file system has that, and always with holes. Raises KeyError, OSError."""
+        """Makes the file: by reflink if the file system has that, and always with holes. Raises KeyError if a piece is
+        missing, OSError if the file can't be made."""
         with open(path, "xb", buffering=0) as file:
             os.ftruncate(file.fileno(), content.size)
             for extent in content.extents:

@@ -42,7 +42,7 @@ class State:
         return self.tree.digest
 
     def write_to(self, folder: Path) -> None:
-        """Makes the files in `folder`, which must be empty or missing. Raises OSError."""
+        """Makes the files in `folder`, which must be empty or missing. Raises OSError if a file can't be made."""
         self.blobs.make_tree(self.tree, folder, self.linked)
 
 

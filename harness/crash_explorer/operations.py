@@ -127,7 +127,8 @@ class Recording:
         )
 
     def write(self, folder: Path) -> None:
-        """Writes the recording into the folder; its blobs stay in their own folder. Raises OSError."""
+        """Writes the recording into the folder; its blobs stay in their own folder. Raises OSError if it can't be
+        written."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "operations.jsonl").write_text("".join(_line(operation) for operation in self.operations))
         about = {

@@ -64,7 +64,8 @@ class Recorder(FuseMount):
 
     @property
     def recording(self) -> Recording:
-        """The recording, after the `with` block. Raises ChaosError if it is not complete, and OSError."""
+        """The recording, after the `with` block. Raises ChaosError if it is not complete, OSError if it can't be
+        read."""
         if self.failed:
             raise ChaosError(f"{self._folder}: the recording is not whole: {self.failed}")
         return read(self.home, self._base, self._events, self._began_s, self._ended_s)
@@ -79,7 +80,7 @@ def read(
     home: Path, base: Tree, events: Sequence[Event], began_s: float, ended_s: float, stored: bool = False
 ) -> Recording:  # fmt: skip
     """The recording whose notes are in `home`. `events`: the events of the ranks. `stored`: the files are the objects
-    of a store. Raises OSError."""
+    of a store. Raises OSError if the notes can't be read."""
     operations = tuple(Operation(**{**raw, "kind": OperationKind(raw["kind"])}) for raw in _lines(home / "operations"))
     stamps = [Stamp(**{**raw, "ranks": raw["ranks"] and tuple(raw["ranks"])}) for raw in _lines(home / "collectives")]
     before, unsure = order(operations, stamps)

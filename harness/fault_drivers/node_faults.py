@@ -156,8 +156,8 @@ class SchedulerFault(Fault, ABC):
         Raises OSError if the scheduler refuses."""
 
     def said(self, node: Any) -> str:
-        """What the scheduler says about a node, if the fault has taken effect there. Otherwise empty. Raises
-        OSError."""
+        """What the scheduler says about a node, if the fault has taken effect there. Otherwise empty. Raises OSError if
+        the scheduler does not answer."""
         return f"node {node.index} is not the job's any more" if node.over() else ""
 
     def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:

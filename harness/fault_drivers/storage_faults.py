@@ -111,7 +111,7 @@ class OwnDisk:
 
     @classmethod
     def of(cls, folder: Path, size: int, run_id: str) -> OwnDisk:
-        """Makes the folder, but does not mount anything yet. Raises OSError."""
+        """Makes the folder, but does not mount anything yet. Raises OSError if the folder can't be made."""
         folder.mkdir(parents=True, exist_ok=True)
         return cls(folder.resolve(), size, Mount.of(folder, f"torchaos-{run_id}"))
 

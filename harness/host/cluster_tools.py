@@ -135,7 +135,8 @@ class Kubectl:
 
     @staticmethod
     def outcome(argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        """The exit code and all output of a complete command line. Raises TimeoutError."""
+        """The exit code and all output of a complete command line. Raises TimeoutError if it takes longer than
+        `timeout_s`."""
         done = _run(argv, b"", timeout_s)
         return done.returncode, (done.stdout + done.stderr).decode(errors="replace").strip()
 
@@ -183,19 +184,19 @@ def ask(argv: Sequence[str], timeout_s: float = ASK_S, given: str = "") -> str:
 
 def about_job(job: str) -> Mapping[str, str]:
     """What Slurm says about a job, by name, such as JobState, Restarts and NodeList. Empty if it does not know the job
-    any more. Raises OSError."""
+    any more. Raises OSError if Slurm does not answer."""
     return dict(re.findall(r"(\w+)=(\S*)", ask(["scontrol", "--oneliner", "show", "job", job])))
 
 
 def hosts_of(names: str) -> list[str]:
     """The hosts in a list such as n[1-4], sorted as text, because torchelastic numbers the nodes in that order. Raises
-    OSError."""
+    OSError if Slurm does not answer."""
     return sorted(ask(["scontrol", "show", "hostnames", names]).split()) if names else []
 
 
 def about_node(host: str) -> tuple[str, str]:
     """The state of a node, such as idle, down* or draining, and the reason that was given for it (empty if there is
-    none). Raises OSError."""
+    none). Raises OSError if Slurm does not answer."""
     lines = ask(["sinfo", "--noheader", f"--nodes={host}", "--format=%T|%E"]).splitlines()
     if not lines:
         raise OSError(f"Slurm knows no node {host}")

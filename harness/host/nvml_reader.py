@@ -182,13 +182,13 @@ def _input(reader: Reader, rest: bytes) -> bytes | None:
 
 
 def parent_of(nvml: Any, name: str) -> int:
-    """NVML's index of the GPU that contains the MIG device. Raises NVMLError."""
+    """NVML's index of the GPU that contains the MIG device. Raises NVMLError if the driver does not know the device."""
     mig = nvml.nvmlDeviceGetHandleByUUID(name)
     return int(nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)))
 
 
 def held_by(nvml: Any, pids: set[int]) -> list[dict[str, int]]:
-    """The GPU memory that these processes hold. Raises NVMLError."""
+    """The GPU memory that these processes hold. Raises NVMLError if the driver does not answer."""
     found = []
     for gpu in range(nvml.nvmlDeviceGetCount()):
         for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(gpu)):

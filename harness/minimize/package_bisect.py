@@ -222,7 +222,8 @@ class Packages:
 
     def needed(self, pins: Mapping[str, str]) -> list[str]:
         """What must be installed, as NAME==VERSION, to give the job these releases: the packages whose installed
-        version is another, and their missing dependencies. torch is never replaced. Raises NotInstallable."""
+        version is another, and their missing dependencies. torch is never replaced. Raises NotInstallable if pip finds
+        no such set."""
         asked = [f"{name}=={version}" for name, version in pins.items()]
         if torch := installed(self.python).get("torch"):
             asked.append(f"torch=={torch}")
@@ -234,7 +235,7 @@ class Packages:
 
     def folder(self, packages: Sequence[str], *options: str) -> Path:
         """A folder with exactly these packages, as NAME==VERSION. A folder that an earlier call made is used again.
-        `options`: options of pip. Raises NotInstallable."""
+        `options`: options of pip. Raises NotInstallable if pip fails."""
         key = hashlib.sha256("\n".join([self._version(), *packages]).encode()).hexdigest()[:16]
         folder = user_cache_path("torchaos") / "packages" / key
         if folder.exists():
@@ -255,7 +256,7 @@ class Packages:
         return folder
 
     def path_with(self, pins: Mapping[str, str]) -> str:
-        """The job's PYTHONPATH with these releases. Raises NotInstallable."""
+        """The job's PYTHONPATH with these releases. Raises NotInstallable if they can't be installed together."""
         needed = self.needed(pins)
         parts = ([str(self.folder(needed))] if needed else []) + ([self.path] if self.path else [])
         return os.pathsep.join(parts)

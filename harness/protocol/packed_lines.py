@@ -170,7 +170,8 @@ def unpack(line: bytes) -> dict[str, Any]:
 
 
 def who(prefix: bytes) -> tuple[str, int, int]:
-    """Source, rank and attempt of a packed line. `prefix`: the line up to its first space. Raises ValueError."""
+    """Source, rank and attempt of a packed line. `prefix`: the line up to its first space. Raises ValueError if there
+    is no such prefix."""
     source, equals, numbers = prefix.removeprefix(MARK).decode().partition("=")
     if equals:
         rank, attempt = numbers.split(",")

@@ -40,7 +40,7 @@ def read_as(shape: type[Shape], text: bytes | str) -> Shape:
 
 def made_as(shape: type[Shape], raw: Mapping[str, Any]) -> Shape:
     """Makes the dataclass from JSON that was already parsed. Less strict than `read_as`: the number 1 may be given as
-    the text "1". Raises ValueError."""
+    the text "1". Raises ValueError if a value is missing or has another type."""
     try:
         found: Shape = _adapter(shape).validate_python(raw)
         return found

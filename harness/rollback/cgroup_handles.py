@@ -41,9 +41,9 @@ class CpuCgroup:
 
     @classmethod
     def to_make(cls: type[Group], pid: int, name: str) -> Group:
-        """The group that `throttle` or `starve` will make for a process. With version 1 it is a child of the
-        process's own group. With version 2 it is a sibling, because a group with processes can't have child groups.
-        Raises OSError or ValueError."""
+        """The group that `throttle` or `starve` will make for a process. With version 1 it is a child of the process's
+        own group. With version 2 it is a sibling, because a group with processes can't have child groups. Raises
+        OSError or ValueError if there is none that may be used."""
         home, version = home_of(pid, cls.controller)
         parent = home if version == 1 else home.parent
         if version == 2 and cls.controller not in (parent / "cgroup.subtree_control").read_text().split():
@@ -118,8 +118,8 @@ class MemoryCgroup(CpuCgroup):
 
 
 def freezer_for(pid: int, name: str) -> FreezerCgroup:
-    """The freezer group that `freeze` will make, below the present group of the process. Raises OSError or
-    ValueError."""
+    """The freezer group that `freeze` will make, below the present group of the process. Raises OSError or ValueError
+    if there is none that may be used."""
     mount = _mounted("cgroup", "freezer")
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)

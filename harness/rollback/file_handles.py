@@ -100,7 +100,7 @@ class File:
     def note(self) -> None:
         """Must be called after the fault was applied. Stores the digest of the present contents as the fault's own, so
         that every later change counts as the job's. Without this digest, the fault's file is recognised by its inode.
-        Raises OSError."""
+        Raises OSError if the file can't be read or the digest can't be stored."""
         if self.copy is None:
             return
         with suppress(FileNotFoundError, PermissionError):  # the fault removed the file, or the right to read it
@@ -296,7 +296,8 @@ class MountInfo(NamedTuple):
 
 
 def mounts() -> Iterator[MountInfo]:
-    """All mounts in the order in which they were made. The last mount at a target hides the others. Raises OSError."""
+    """All mounts in the order in which they were made. The last mount at a target hides the others. Raises OSError if
+    /proc can't be read."""
     with open("/proc/self/mountinfo") as file:
         for line in file:
             left, _dash, right = line.partition(" - ")

@@ -197,7 +197,7 @@ class Toxic:
 
     def undo(self) -> None:
         """Removes the toxics, and enables the proxy if the fault disabled it. Tries three times, because a last request
-        of the dead harness may arrive in between. Raises OSError."""
+        of the dead harness may arrive in between. Raises OSError if the server refuses or does not answer."""
         for _again in range(3):
             if self.is_undone():
                 return

@@ -92,7 +92,8 @@ def path_of(run_dir: Path) -> Path:
 
 
 def is_begun(run_dir: Path) -> bool:
-    """Whether there is a log with a complete line. Otherwise nothing was ever changed. Raises OSError."""
+    """Whether there is a log with a complete line. Otherwise nothing was ever changed. Raises OSError if the log can't
+    be read."""
     try:
         return b"\n" in path_of(run_dir).read_bytes()
     except FileNotFoundError:
@@ -315,7 +316,8 @@ def private_parent(folder: Path) -> Path:
 
 
 def remove(run_id: str) -> None:
-    """Removes the entry of a run, if there is one. Must be called only when everything is undone. Raises OSError."""
+    """Removes the entry of a run, if there is one. Must be called only when everything is undone. Raises OSError if it
+    can't be removed."""
     _remove(_runs() / _name(run_id))
 
 

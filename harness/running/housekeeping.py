@@ -281,7 +281,7 @@ def to_remove(runs: list[Finished], older_s: float | None, beyond: int | None) -
 
 def remove(run: Finished) -> None:
     """Removes a run directory. Its plan is removed first, so that a half-removed folder no longer counts as a run
-    directory. Raises OSError."""
+    directory. Raises OSError if it can't be removed."""
     (run.folder / "plan.json").unlink(missing_ok=True)
     shutil.rmtree(run.folder)
 

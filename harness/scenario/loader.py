@@ -92,7 +92,7 @@ def load_as(
     job: Source | None = None,
 ) -> Model:  # fmt: skip
     """Loads a file as another type, such as a game day. `model`: the type; `check` reports mistakes between its parts.
-    Raises ScenarioError."""
+    Raises ScenarioError with a line for each mistake, as `load` does."""
     source = read(path)
     _check_kind(model, source)
     source = with_job(source, job) if job else source

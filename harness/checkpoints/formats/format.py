@@ -252,7 +252,8 @@ def _short(value: Any) -> Any:
 
 
 def read_json(files: Files, path: str) -> dict[str, Any]:
-    """The contents of a JSON file. Empty if it is JSON, but no object. Raises Unreadable."""
+    """The contents of a JSON file. Empty if it is JSON, but no object. Raises Unreadable if it is no JSON, or too
+    large."""
     size = files.size(path)
     if size > _JSON:
         raise Unreadable(f"{size} bytes of JSON, more than are read", Trouble.LIMIT)

@@ -85,7 +85,7 @@ _ZIPS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 def instead(files: Files, path: str, size: int) -> Unreadable | None:
     """Why a file that is of another kind than its name says, or of a kind without a format, can't be read. None if its
-    bytes show no kind. Raises OSError."""
+    bytes show no kind. Raises OSError if the file can't be read."""
     if files.read(path, 0, len(_POINTER)) == _POINTER:
         return torn("only a pointer of Git LFS is here, not the file itself")
     if form := of_start(files, path):
@@ -95,7 +95,8 @@ def instead(files: Files, path: str, size: int) -> Unreadable | None:
 
 
 def words(files: Files, path: str, size: int) -> str | None:
-    """What the file is, such as "a plain pickle". None if its bytes show no kind that is known. Raises OSError."""
+    """What the file is, such as "a plain pickle". None if its bytes show no kind that is known. Raises OSError if the
+    file can't be read."""
     start, name = files.read(path, 0, LOOK), posixpath.basename(path)
     for offset, mark, what in _MARKS:
         if start[offset : offset + len(mark)] == mark:

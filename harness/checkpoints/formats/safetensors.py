@@ -29,7 +29,8 @@ _LOOK = 1024  # bytes, in which a header, if it is one, describes a tensor
 
 
 def header(files: Files, path: str, size: int) -> tuple[dict[str, Any], int]:
-    """The header, and the offset in bytes of the first tensor. Raises Unreadable, OSError."""
+    """The header, and the offset in bytes of the first tensor. Raises Unreadable if there is no such header, OSError if
+    the file can't be read."""
     start = files.read(path, 0, _LOOK)
     length = int.from_bytes(start[:8], "little") if size >= 8 else 0
     if start[8:9] != b"{" and any(start) and b'"dtype"' not in start and size > 8:

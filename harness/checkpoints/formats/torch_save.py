@@ -170,7 +170,8 @@ def _note_hostile(bad: list[str], path: str, into: Checkpoint, what: str = "") -
 
 
 def unpickle(files: Files, where: Extent) -> tuple[Any, list[str]]:
-    """The value of a pickle with storages, and the dangerous names in it. Raises Unreadable."""
+    """The value of a pickle with storages, and the dangerous names in it. Raises Unreadable if the pickle is damaged,
+    or needs what is not supported."""
     if where.length > MOST:
         raise limit(f"its pickle has {where.length} bytes, more than are read")
     return read(io.BytesIO(files.read(where.file, where.offset, where.length)), where.length, KNOWN, storage_ref)

@@ -65,7 +65,8 @@ class Helper:
         return process.stdout.readline().decode().strip() if command[0] != "sh" else ""
 
     def open(self, namespace: NetworkNamespace | None, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts the helper like `start`, for a caller that reads its output itself. Raises OSError."""
+        """Starts the helper like `start`, for a caller that reads its output itself. Raises OSError if it does not
+        start."""
         return subprocess.Popen(
             namespace.enter(command) if namespace else list(command), cwd="/", start_new_session=True,
             env={**os.environ, ENV_RUN_ID: self.mark},
@@ -115,7 +116,7 @@ class PacketDrop:
         ]
 
     def apply(self) -> None:
-        """Loads the tables. Raises OSError."""
+        """Loads the tables. Raises OSError if nft fails."""
         for namespace, script in self.scripts().items():
             namespace.run(["nft", "-f", "-"], script)
 

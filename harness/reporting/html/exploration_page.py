@@ -24,7 +24,7 @@ _WIDTH = 1000  # width of the picture of the run's time
 
 
 def write(found: ExplorationSummary, result: Result, path: Path) -> None:
-    """Writes the page, readable only by its owner. Raises OSError."""
+    """Writes the page, readable only by its owner. Raises OSError if it can't be written."""
     write_atomically(path, text(found, result, path.parent), private=True)
 
 

@@ -76,7 +76,7 @@ def main(folder: Path, nodes: int, own_user: bool, local: str = "") -> None:
 
 def _keep(furnish: object) -> int:
     """Starts a child process in its own namespaces. `furnish`: a function that the child calls there. Returns the pid
-    of the child when `furnish` has returned. Raises OSError."""
+    of the child when `furnish` has returned. Raises OSError if the kernel refuses, or if `furnish` fails."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -79,8 +79,8 @@ class RestartTier(Assertion):
         return passed("; ".join(f"{fault}: the job {tier}" for fault, tier in found), **measured)
 
     def _out_of_bounds(self, tier: tuple[Tier, Tier] | None) -> str:
-        """How a recovery, at the least and the most of what was seen, breaks a bound in any case; empty if it may break
-        none. None: the job did not come back."""
+        """Which bound a recovery certainly breaks, as a clause; empty if perhaps none. `tier`: the lowest and the
+        highest tier that fit what was seen; None: the job did not come back."""
         if tier is None:
             return "did not come back: it never got further than before the fault"
         least, most = tier

@@ -86,7 +86,8 @@ class Checkpoints:
         return self._dated(self._held.finding)
 
     def match_twin(self, tolerance: float | None = None, ignore: Sequence[str] = ()) -> Finding:
-        """Whether the newest checkpoint is of the twin's step, and all contents equal the twin's at the same step."""
+        """Judges whether the newest checkpoint is of the twin's step, and all contents equal the twin's at the same
+        step."""
         own = {"with_own_parameters": self._held.right} if self._held.right else {}
         if not self._theirs:
             torn = sum(not checkpoint.good for checkpoint in self._ours)
@@ -264,8 +265,8 @@ def _claimed(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
 
 
 def _too_old(run: Record, ours: Sequence[Checkpoint], left_out: Sequence[str]) -> Finding | None:
-    """Whether the newest checkpoint on disk is older than the last save that was seen to finish. `left_out`: paths of
-    checkpoints that are there and can't be read."""
+    """Finds a newest checkpoint on disk that is older than the last save that was seen to finish. None if it is not.
+    `left_out`: paths of checkpoints that are there and can't be read."""
     newest, root = _newest(ours).step, str(run.artifacts["inventory"].get("root", ""))
     saves = [save for save in run.history.saves if save.ok and save.global_step is not None]
     saved = [save for save in saves if is_below(save.path, root)]  # a model that is exported elsewhere is no checkpoint

@@ -31,8 +31,8 @@ from torchaos.harness.record.record import Record
 
 
 def completion(run: Record, twins: Sequence[Record], steps: int | None = None, outputs: Sequence[str] = ()) -> Finding:
-    """Whether the job ended with exit code 0, in the step `steps` (None: the twin's last step), and left the files
-    of the twin that fit the patterns `outputs`."""
+    """Judges whether the job ended with exit code 0, in the step `steps` (None: the twin's last step), and left the
+    files of the twin that fit the patterns `outputs`."""
     history = history_of(run, twins)
     due = steps if steps is not None else final_step(twins[0]) if twins else None
     aborts = teardown_aborts(run, due)
@@ -169,7 +169,7 @@ _GRACE_S = 5.0  # A job that is done may take this many seconds longer than the 
 
 
 def leftovers(run: Record, twins: Sequence[Record]) -> Finding:
-    """Whether the job ended, and left no process, port, shared memory or GPU memory."""
+    """Judges whether the job ended, and left no process, port, shared memory or GPU memory."""
     if run.stopped:
         return _never_ended(run, twins, run.stopped)
     left = run.artifacts.get("leftovers")

@@ -372,7 +372,7 @@ def drained_s(run: Record, hit: Landing, gpus: frozenset[Gpu]) -> float | None:
 
 
 def used_again(run: Record, hit: Landing, gpus: frozenset[Gpu]) -> Finding | None:
-    """Whether a rank stayed on those GPUs, or was started on one again. None if none was."""
+    """Finds a rank that stayed on those GPUs, or was started on one again. None if there is none."""
     if not gpus:
         return inconclusive(f"{hit.fault}: it is not known which GPU was hit: no rank was seen to come up on it")
     if drained_s(run, hit, gpus) is None:

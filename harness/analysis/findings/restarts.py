@@ -32,7 +32,7 @@ class Restart:
 
 
 def gave_up(run: Record, within_s: float, why: str | None = None) -> Finding:
-    """Whether the job ended with an error, at most `within_s` seconds after the first fault. `why`: a regular
+    """Judges whether the job ended with an error, at most `within_s` seconds after the first fault. `why`: a regular
     expression for the line at the end of the log that says why."""
     starts = [event.mono_s for event in run.of_kind(Kind.JOB_STARTED)]
     landed = landings(run)
@@ -176,7 +176,7 @@ def _nodes(run: Record, attempt: Attempt) -> set[int] | None:
 
 
 def evictions(run: Record, landed: Sequence[Landing], most: int) -> Finding:
-    """Whether at most `most` nodes lost their ranks for good although no fault had hit them."""
+    """Judges whether at most `most` nodes lost their ranks for good although no fault had hit them."""
     gone = _evicted(run, landed)
     if gone is None:
         return inconclusive("the node of some ranks was not seen, so nobody knows which nodes were evicted")
@@ -204,7 +204,7 @@ def _evicted(run: Record, landed: Sequence[Landing]) -> set[int] | None:
 
 
 def offenders(run: Record, landed: Sequence[Landing], most: int) -> Finding:
-    """Whether each node that at least `most` faults had hit was kept out of all later attempts."""
+    """Judges whether each node that at least `most` faults had hit was kept out of all later attempts."""
     offences, barred = Counter[int](), dict[int, int]()
     for landing in landed:
         nodes = _nodes_hit(run, landing)

@@ -18,7 +18,7 @@ from torchaos.harness.record.record import Record
 
 
 def restored_state(run: Record) -> Finding:
-    """Whether every resume began with the state that the job had when it saved it."""
+    """Judges whether every resume began with the state that the job had when it saved it."""
     history = run.history
     if history.unplaced:
         return inconclusive(why_unplaced(run, history.unplaced))

@@ -91,7 +91,7 @@ class _OneResume:
         return self._resume.best
 
     def _older_than_the_newest(self) -> Finding | None:
-        """Whether it went on from an older checkpoint, although a newer one was complete."""
+        """Finds a resume from an older checkpoint, although a newer one was complete."""
         run, resume, best = self._run, self._resume, self._resume.best
         if not best or self._base >= best.step or _is_newest(run, resume):
             return None
@@ -124,7 +124,7 @@ class _OneResume:
         return "no load of a checkpoint was seen in it"
 
     def _ranks_apart(self) -> Finding | None:
-        """Whether some ranks went on from another step."""
+        """Finds ranks that went on from another step."""
         other = apart(self._attempt)
         if not other:
             return None
@@ -137,7 +137,7 @@ class _OneResume:
         return failed(f"{self._begun}: {self._bounded()}")
 
     def _perhaps_newer(self) -> Finding | None:
-        """Whether there was a newer checkpoint that may have been incomplete."""
+        """Finds a newer checkpoint that may have been incomplete."""
         newer = self._resume.newer
         if not newer or self._base >= newer.step:
             return None
@@ -165,7 +165,7 @@ class _OneResume:
         )  # fmt: skip
 
     def _from_elsewhere(self) -> Finding | None:
-        """Whether it went on from a later step than that of any checkpoint that was seen."""
+        """Finds a resume from a later step than that of any checkpoint that was seen."""
         known = [one for one in (self._resume.best, self._resume.newer) if one]
         seen = max(known, key=lambda one: one.step, default=None)
         if not seen or seen.step >= self._base or self._attempt.loaded is not None:
@@ -422,8 +422,8 @@ def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
 
 
 def _beside(parts: Sequence[Record], number: int, resume: Resume) -> Finding:
-    """Whether the replica continued from the highest step that the other replicas had done when it was started again,
-    as a finding."""
+    """Judges whether the replica continued from the highest step that the other replicas had done when it was started
+    again."""
     base, at_s = resume.attempt.base or 0, resume.attempt.started_s
     done = [part.history.highest_step(before_s=at_s) or 0 for part in parts]
     lost = max(0, max(done) - base)

@@ -53,7 +53,7 @@ _BLIND = "without a twin, samples that were skipped in steps that were done only
 
 
 def samples(run: Record, twins: Sequence[Record]) -> Finding:
-    """Whether each step consumed the twin's samples; without a twin, whether steps that were done again consumed
+    """Judges whether each step consumed the twin's samples; without a twin, whether steps that were done again consumed
     the same samples, and no batch was consumed twice in one epoch."""
     history = history_of(run, twins)
     if history.unplaced:

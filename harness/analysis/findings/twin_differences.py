@@ -253,7 +253,7 @@ def _words(first: Differing, other: str) -> str:
 
 
 def across_replicas(run: Record) -> Finding:
-    """Whether ranks of the same number have equal parameters in all replicas that made a step."""
+    """Judges whether ranks of the same number have equal parameters in all replicas that made a step."""
     parts = run.of_replicas
     steps = [record.history.by_step() for record in parts]
     compared = 0

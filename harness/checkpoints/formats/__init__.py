@@ -252,8 +252,8 @@ def _of_needed_file(form: Format | None, found: Checkpoint, problem: Problem) ->
 
 
 def _nothing(name: str, found: Checkpoint) -> list[Problem]:
-    """The problem of a checkpoint in which no readable data was found. None for a file that was read to its end: a file
-    of torch.save may hold an empty dict."""
+    """The problem of a checkpoint in which no readable data was found. Empty for a file that was read to its end: a
+    file of torch.save may hold an empty dict."""
     if found.unread:
         text = f"{name}: it holds files of the type {', '.join(found.unread)}, which are not read"
         return [Problem(Trouble.UNKNOWN, text, found.path)]

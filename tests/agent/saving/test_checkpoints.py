@@ -39,8 +39,7 @@ torch.save({}, io.BytesIO())
 torch.load(folder + "/a.pt")
 from torch import load
 with open(folder + "/b.pt", "rb") as file: load(file)
-""",
-        cold=True,
+"""
     )
     assert ran.code == 0, ran.output
     a, b = ("a.pt", "torch"), ("b.pt", "torch")

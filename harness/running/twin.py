@@ -215,8 +215,10 @@ def _lock(fd: int) -> bool:
 
 def fault_free(plan: Plan) -> Plan:
     """The plan of the twin: without faults, conditions and assertions. Its agents also record which files the job
-    reads."""
-    hooks = tuple(sorted({*plan.hooks, "reads"}))
+    reads. They do not hook collectives if only a fault needs that hook: it records nothing without stamps. So a run
+    with such a fault can use the twin of other runs."""
+    only_for_faults = set() if "stamps" in plan.hooks else {"collectives"}
+    hooks = tuple(sorted({*plan.hooks, "reads"} - only_for_faults))
     return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={}, hooks=hooks)
 
 

@@ -23,7 +23,7 @@ from torchaos.harness.record.plan import After, Named, Plan, PlannedFault, Plann
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.scenario_run import ScenarioRun
-from torchaos.harness.running.twin import Twins, finished_well, kept_twin_of, last_step_in, unreached
+from torchaos.harness.running.twin import Twins, fault_free, finished_well, kept_twin_of, last_step_in, unreached
 from torchaos.harness.running.twin_key import key_of
 
 
@@ -162,6 +162,15 @@ def test_the_key_changes_with_what_the_job_reads(tmp_path: Path, changed: str) -
     assert key_of(plan) == before
     (tmp_path / changed).write_text("22")
     assert key_of(plan) != before
+
+
+def test_a_fault_in_a_collective_needs_no_twin_of_its_own() -> None:
+    """The hook by which it lands records nothing, so that the twin of other faults will do. Stamps are a record."""
+    plan = replace(plan_of("train"), hooks=("loss", "steps"))
+    fault = replace(plan, hooks=("collectives", *plan.hooks))
+    stamped = replace(fault, hooks=(*fault.hooks, "stamps"))
+    assert fault_free(fault) == fault_free(plan)
+    assert {"collectives", "stamps"} <= {*fault_free(stamped).hooks}
 
 
 UNUSED = ("notes.py", "train-repro.py", "old/experiment.py", "src/unused.py", "README.md")

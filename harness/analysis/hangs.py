@@ -192,8 +192,9 @@ def _hang_after(run: Record, fault: str, since_s: float, until_s: float) -> Stal
 
 
 def why_unseen(run: Record, stall: Stall) -> str | None:
-    """Why the observers could not tell that the job hung, as a clause: one of them was blind, or the stall was shorter
-    than the pauses that are usual in this job. None if they could have told, or if their opinions are not known."""
+    """Why the observers could not tell that the job hung, as a clause: one of them was blind, nothing had shown yet
+    which pauses are usual in this job, or the stall was shorter than these. None if they could have told, or if their
+    opinions are not known."""
     last = _opinions(run, stall)
     said = {name: str(event.data["opinion"]) for name, event in last.items()}
     blind = [f"{name} ({last[name].data['detail']})" for name, word in said.items() if word == "blind"]

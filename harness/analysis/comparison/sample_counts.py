@@ -107,7 +107,7 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
 
 
 def ends_of(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
-    """Whether a step did only the end of another step on each rank, as far as its samples were seen."""
+    """Whether a step did the end of another step, or all of it, on each rank, as far as its samples were seen."""
     for rank in mine.keys() & others.keys():
         part, whole = mine[rank].samples, others[rank].samples
         pairs = zip(reversed(part), reversed(whole), strict=False)

@@ -95,8 +95,7 @@ CLAIMS: Mapping[str, Claim] = {
         "the samples of these ranks in the step",
     ),
     "data made": Claim(
-        "the data, or random numbers with which the job makes it: {who} given samples in step {step} that the twin "
-        "never consumed",
+        "the data, or what the job makes it from: {who} given samples in step {step} that the twin never consumed",
         "the samples of these ranks in the step, without an index or a data loader, and all samples of the twin",
     ),
     "contents": Claim(
@@ -183,11 +182,6 @@ CLAIMS: Mapping[str, Claim] = {
     "learning rate": Claim(
         "the learning rate was {ours:g} instead of {theirs:g} in step {step}: {story}",
         "the learning rates of the steps since the resume",
-    ),
-    "start": Claim(
-        "the loss is nearer to that of the start than to the twin's, as if the model's weights were those of a fresh "
-        "start",
-        "the first loss of the job; the weights were not seen",
     ),
     "not recorded": Claim(
         "something that was not recorded{such} acts in the {part}, since {why}",
@@ -278,6 +272,10 @@ CLAIMS: Mapping[str, Claim] = {
         "are those that were in the model during the save, and not those with which the job went on", _NAMED
     ),
     "after": Claim("are those after step {step}", _NAMED + ", or the check sums on all ranks, before it began"),
+    "after later": Claim(
+        "are those after step {step}, as if they were written while the training went on",
+        "as above; the attempt went on from an earlier step",
+    ),
     "after of trained": Claim("are the trained parameters after step {step}", _NAMED + ", before the attempt began"),
     "copy of trained": Claim("have the values of trained parameters", _NAMED + ", frozen ones and trained ones"),
     "exchanged": Claim("hold those of", _NAMED),

@@ -15,7 +15,7 @@ from torchaos.harness.analysis.ending import (
     failed_rank,
     own_exit_code,
 )
-from torchaos.harness.analysis.hit_targets import hit_target, strayed
+from torchaos.harness.analysis.hit_targets import hit_target, step_in_words, strayed
 from torchaos.harness.analysis.missing_data import ended_before_steps, no_rank_found, why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import never_in_words, recoveries, why_moot
 from torchaos.harness.analysis.replica_verdict import ranks_alone
@@ -229,7 +229,7 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
         inject=fault.inject,
         target=target_in_words(hit_target(run, fault, hits), fault.params.get("endpoint")),
         planned=moment_in_words(fault.trigger),
-        applied=_applied_in_words(hits) if hits else None,
+        applied=_applied_in_words(run, hits) if hits else None,
         evidence=evidence.what if evidence else None,
         rollback=_rollback_in_words(run, fault.id),
         verdict=verdict,
@@ -324,10 +324,10 @@ def synthetic(faults: Sequence[FaultResult]) -> str:
     return "".join(f"; {name} is {how}" for name, how in told.items())
 
 
-def _applied_in_words(hits: Sequence[Event]) -> str:
+def _applied_in_words(run: Record, hits: Sequence[Event]) -> str:
     hit = hits[0]
     parts = [
-        f"step {hit.data['global_step']}" if hit.data["global_step"] is not None else "",
+        step_in_words(run, hit),
         str(hit.data["phase"] or "").replace("_", " "),
         ", ".join(f"pid {event.data['pid']}" for event in hits if event.data["pid"] is not None),
         f"attempt {hit.attempt}" if hit.attempt is not None else "",

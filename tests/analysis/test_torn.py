@@ -66,9 +66,13 @@ def _told(parts: tuple[str, ...], by: int = 2, **of: Any) -> list[Any]:
     return [assertion().judge(run, [twin]) for assertion in (StateRestored, LossContinuity, SampleAccounting)]
 
 
-@pytest.mark.parametrize("names", ["step-{}", "ckpt_{}.pt", "last.pt", "save_{n}.pt"])
-@pytest.mark.parametrize("parts", [("weights", "moments", "opt_step"), ("weights", "moments"), ("weights",)])
-@pytest.mark.parametrize("counter", [True, False])
+NAMES = pytest.mark.parametrize("names", ["step-{}", "ckpt_{}.pt", "last.pt", "save_{n}.pt"])
+
+
+@NAMES
+@pytest.mark.parametrize(("parts", "counter"), [
+    (("weights", "moments", "opt_step"), True), (("weights", "moments"), False), (("weights",), False),
+])  # fmt: skip
 def test_the_file_is_blamed_and_not_the_data(names: str, parts: tuple[str, ...], counter: bool) -> None:
     """The job goes on with the data of the step that the file claims, from the weights of a later one: the data is not
     said to have been rewound."""
@@ -80,6 +84,20 @@ def test_the_file_is_blamed_and_not_the_data(names: str, parts: tuple[str, ...],
             "after step 10: they were written, or copied, while the training went on" in found.reason  # fmt: skip
         assert "rewound" not in found.reason
         assert "the data: " not in found.reason
+
+
+@NAMES
+@pytest.mark.parametrize("parts", [("weights", "moments"), ("weights",)])
+def test_weights_alone_are_of_another_step_than_all_else(names: str, parts: tuple[str, ...]) -> None:
+    """The file, the optimizer's counter and the data are of step 8: the job went on from there, and its weights are
+    blamed."""
+    state, loss, samples = _told(parts, names=names)
+    for found in (state, loss):
+        assert found.outcome is Outcome.FAILED, found.reason
+        assert "the parameters layer0.weight and 1 more are those after step 10, as if they were written while" in (
+            found.reason
+        )
+    assert samples.outcome is Outcome.PASSED, samples.reason
 
 
 def test_a_thread_that_was_seen_to_write_late() -> None:
@@ -163,10 +181,11 @@ def test_a_number_in_a_name_of_no_known_kind() -> None:
 
 @pytest.mark.parametrize(("by", "ends"), [(2, "went on to step 26, 2 beyond 24"), (-3, "in step 21, 3 short of 24")])
 def test_a_job_that_ends_in_another_step_says_why(by: int, ends: str) -> None:
-    """It makes as many steps as are due after the step that the file claims."""
-    trainer = Torn(worlds.World(**KILLED))
+    """It makes as many steps as are due after the step that the file claims. No counter shows that step."""
+    world = worlds.World(**KILLED, counter=False)
+    trainer = Torn(world)
     trainer.parts, trainer.by = ("weights",), by
-    run, twin = _record(trainer), _record(worlds.Trainer(worlds.World(**KILLED).straight))
+    run, twin = _record(trainer), _record(worlds.Trainer(world.straight))
     finding = Completed().judge(run, [twin])
     assert finding.outcome is Outcome.FAILED
     assert f"{ends}: step-8 is of step 8, and the job went on from there, but the weights" in finding.reason

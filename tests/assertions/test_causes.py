@@ -476,7 +476,7 @@ def test_samples_that_differ_between_the_twins_too_are_no_cause(trainer: Any) ->
     assert "given" not in found.reason, found.reason
 
 
-def test_inputs_that_the_twin_never_had_may_be_made_with_random_numbers(trainer: Any) -> None:
+def test_inputs_that_the_twin_never_had_may_be_made_by_the_job(trainer: Any) -> None:
     """No data loader gives the noise of a diffusion model. If a generator of the job's own was not restored, the inputs
     are others, and the data may be the right ones."""
 
@@ -490,11 +490,9 @@ def test_inputs_that_the_twin_never_had_may_be_made_with_random_numbers(trainer:
         return _edited(trainer(kills=kills).record(), Kind.STEP, step)
 
     run, twin = made(KILL), made(())
-    assert "the data, or random numbers with which the job makes it: rank 1 was given" in (
-        LossContinuity().judge(run, [twin]).reason
-    )
+    assert "the data, or what the job makes it from: rank 1 was given" in (LossContinuity().judge(run, [twin]).reason)
     told = SampleAccounting().judge(run, [twin]).reason
-    assert "no data loader gave them: the job may make them with random numbers" in told, told
+    assert "no data loader gave them: the job may compute them" in told, told
 
 
 def test_a_parameter_that_a_load_makes_of_a_tie_is_a_cause(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,7 +258,7 @@ def test_losses_of_steps_that_are_not_known_agree_with_nothing(trainer: Any) -> 
     """If it is not known which steps an attempt made, its losses were compared with none."""
     ours = _inventory(_one(30, tensors={"model.weight": "other", "ema.weight": "e30"}))
     blind = {f"{name}_seen": False for name in ("loads", "counters", "samples")}
-    run = trainer(kills=KILL, state_seen=True, off=1e-3, **blind).record(inventory=ours)
+    run = trainer(kills=KILL, off=1e-3, **blind).record(inventory=ours)
     assert run.history.unplaced
     finding = CheckpointIntegrity().judge(run, [trainer().record(inventory=_inventory())])
     assert (finding.outcome, "model.weight in step-30" in finding.reason) == (Outcome.FAILED, True), finding.reason

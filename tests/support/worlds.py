@@ -135,6 +135,14 @@ class World:
     changed: bool = False
     reloads: bool = False
     defect: str = ""
+    # Only of worlds that are judged:
+    second: str = ""  # one more defect of the resume
+    data: str = "loader"  # or "drawn" with the ranks' random numbers, or "made" from the weights
+    skipping: str = ""  # iterations without an update: by a loss scaler of torch ("scaler"), or of the job ("own")
+    hidden: str = ""  # where a number that is not recorded acts: "loss", "gradients", "update" or "data"
+    backwards: int = 1  # in each step
+    noise: bool = False  # nothing seeds a small part of the loss
+    run: int = 0  # the run's number, for the noise
 
     def ranks_of(self, attempt: int) -> int:
         return self.ranks_later if attempt and self.ranks_later else self.ranks
@@ -147,7 +155,7 @@ class World:
     @property
     def straight(self) -> World:
         """The same trainer without a fault, and without a defect of its resume."""
-        return World(**{**self.__dict__, "kills": (), "defect": ""})
+        return replace(self, kills=(), defect="", second="", run=self.run + 1)
 
 
 def drawn(by: random.Random) -> World:
@@ -167,6 +175,8 @@ class _State:
     scale: float = 1.0  # of the loss
     position: int = 0  # batches drawn
     turn: int = 0  # by which the ranks' parts of a batch are exchanged
+    good: int = 0  # iterations since the last that made no update
+    hidden: float = 0.3
     step: int = 0  # of the trainer's loop
 
 
@@ -279,7 +289,7 @@ class Trainer:
             }
             self._emit(Kind.RANK_UP, {**data, "node": 0}, attempt, rank, after=0.2)
             self._emit(Kind.AGENT_STARTED, {**data, "python": "", "torch": "2.13.0", "hooks": []}, attempt, rank)
-        self._local, self._late = dict.fromkeys(everyone, 0), []
+        self._local, self._late, self._dropped = dict.fromkeys(everyone, 0), [], 0
         self._begins = self._was_handled = True
         state = self._fresh()
         warm = world.warm if attempt or world.first_warm else 0
@@ -298,6 +308,8 @@ class Trainer:
                 self._die(attempt, everyone, kill)
                 return False
             self._step(attempt, ranks, state, state.step + 1, 0)
+            if self._dropped:
+                continue
             self._write_late(attempt, ranks)
             if world.reloads and state.step == 6 and (world.counter or (world.log == 1 and not world.log_anew)):
                 self._reload(attempt, ranks, state)
@@ -337,36 +349,45 @@ class Trainer:
     ) -> None:  # fmt: skip
         """Makes the trainer's step `step`, or step `warm` of a warm-up; the rank `without` does not complete it."""
         world = self.world
-        lr = state.rate if world.schedule == "constant" else state.rate / (1 + state.sched_step)
+        lr = state.rate if world.schedule == "constant" else state.rate / (1 + max(state.sched_step, 0))
         turns = [(rank + state.turn) % len(ranks) for rank in ranks]
-        samples = [self._samples(state.position, rank, len(ranks), bool(warm)) for rank in turns]
-        state.position += 1
-        for rank in ranks:
-            state.draws[rank] += 1
-        losses = [
-            state.scale * (
-                state.weights[0] + 0.3 * state.weights[1] + 0.2 * state.frozen + 0.1 * state.buffer
-                + 1e-3 * (sum(map(hash_, own)) % 89) + 1e-4 * (hash_(f"{world.seed}/{rank}/{state.draws[rank]}") % 97)
-            )
-            for rank, own in zip(ranks, samples, strict=True)
-        ]  # fmt: skip
+        samples: list[list[str]] = [[] for _ in ranks]
+        losses: list[list[float]] = [[] for _ in ranks]
+        began = _copy(state)
+        for _ in range(world.backwards):
+            for place, rank in enumerate(ranks):
+                state.draws[rank] += 1
+                own = self._samples(state.position, turns[place], len(ranks), bool(warm))
+                own = [self._named_by_data(sample, state, rank) for sample in own]
+                samples[place] += own
+                losses[place].append(state.scale * self._loss(state, rank, own))
+            state.position += 1
         if self._begins:
             self._begins = False
-            self._begun(attempt, [rank for rank in ranks if not self._has_no_data(rank, ranks, step)], ranks, state)
-        state.buffer = 0.9 * state.buffer + 0.1 * losses[0] / state.scale
+            self._begun(attempt, [rank for rank in ranks if not self._has_no_data(rank, ranks, step)], ranks, began)
+        state.buffer = 0.9 * state.buffer + 0.1 * losses[0][0] / state.scale
         begun = _copy(state)
-        mean = sum(losses) / len(losses) / state.scale
+        mean = sum(map(sum, losses)) / len(ranks) / world.backwards / state.scale
+        mean += 0.1 * state.hidden if world.hidden == "gradients" else 0.0
+        state.hidden = 0.9 * state.hidden + 0.1 * mean
+        skips = bool(world.skipping) and state.good == 4
+        state.good = 0 if skips else state.good + 1
+        if skips and world.skipping == "own":
+            self._dropped += 1
+            return
         state.moments = [0.9 * moment + mean * scale for moment, scale in zip(state.moments, (1.0, 0.5), strict=True)]
-        by = lr * 0.05 * (1 + 1 / (1 + state.opt_step))
+        by = lr * 0.05 * (1 + 1 / (1 + state.opt_step)) + (1e-4 * state.hidden if world.hidden == "update" else 0.0)
         state.weights = [w - by * m for w, m in zip(state.weights, state.moments, strict=True)]
+        if skips:
+            state.weights, state.moments = [*began.weights], [*began.moments]
         if world.rounding and attempt and self._local[ranks[0]]:
             state.weights = [w * (1 + 1e-15 * (attempt + 1)) for w in state.weights]
         made = _copy(state)
         if world.changed:
             state.weights = [max(weight * 0.999, -1.0) for weight in state.weights]
-        state.opt_step += 1
+        state.opt_step += not skips
         counted = state.sched_step
-        state.sched_step += 1
+        state.sched_step += not skips
         if step:
             state.step = step
         for rank in ranks:
@@ -376,10 +397,11 @@ class Trainer:
             self.truth[attempt, rank, self._local[rank]] = self._own_step(rank, ranks, step)
             own = samples[rank]
             data: dict[str, Any] = {
-                "losses": [losses[rank]] if world.losses else [],
+                "losses": losses[rank] if world.losses else [],
                 "samples": own if world.samples else [None] * len(own), "indices": None, "lr": [lr],
                 "opt_step": state.opt_step + world.ahead if world.counter else None,
-                "sched_step": counted if world.schedule == "counted" else None, "phases": {}, "skipped": False,
+                "sched_step": counted if world.schedule == "counted" else None, "phases": {}, "skipped": skips,
+                "dropped": self._dropped,
             }  # fmt: skip
             if world.state in ("steps", "all"):
                 data |= {"norm": mean, **self._sums(made, rank, ranks)}
@@ -397,10 +419,26 @@ class Trainer:
                 more["opt_step"] = more["opt_step"] and more["opt_step"] + 1
                 more["samples"] = [f"act{sample}" for sample in own] if world.samples else more["samples"]
                 self._emit(Kind.STEP, more, attempt, rank, self._local[rank])
-        self._was_handled = False
+        self._was_handled, self._dropped = False, 0
         printed = step + world.log_from - (self._base if world.log_anew else 0)
         if step and world.log and step % world.log == 0:
-            self._emit(Kind.LOG_STEP, {"step": printed, "adapter": "regex", "loss": losses[0]})
+            self._emit(Kind.LOG_STEP, {"step": printed, "adapter": "regex", "loss": losses[0][0]})
+
+    def _loss(self, state: _State, rank: int, samples: Sequence[str]) -> float:
+        drawn, world = hash_(f"{self.world.seed}/{rank}/{state.draws[rank]}") % 97, self.world
+        noise = hash_(f"{world.run}/{rank}/{state.position}/{state.step}") % 89 if world.noise else 0
+        return (
+            state.weights[0] + 0.3 * state.weights[1] + 0.2 * state.frozen + 0.1 * state.buffer
+            + 1e-3 * (sum(map(hash_, samples)) % 89) + 1e-4 * drawn + 1e-9 * noise
+            + (0.1 * state.hidden if world.hidden == "loss" else 0.0)
+        )  # fmt: skip
+
+    def _named_by_data(self, sample: str, state: _State, rank: int) -> str:
+        if self.world.hidden == "data":
+            return f"{sample}:{state.hidden!r}"
+        if self.world.data == "drawn":
+            return f"{sample}:{state.draws[rank]}"
+        return f"{sample}:{state.weights[0]!r}" if self.world.data == "made" else sample
 
     def _has_no_data(self, rank: int, ranks: range, step: int) -> bool:
         if len(ranks) < 2 or rank != ranks[-1]:
@@ -417,6 +455,7 @@ class Trainer:
         return 2 * step - 1 if step and is_last and self.world.uneven == "acts" else step
 
     _was_handled = False
+    _dropped = 0
     _base = 0
 
     def _samples(self, position: int, rank: int, world: int, warm: bool) -> list[str]:
@@ -464,8 +503,7 @@ class Trainer:
     def _begun(self, attempt: int, beginning: Sequence[int], ranks: range, state: _State) -> None:
         if self.world.state in ("named", "all"):
             for rank in beginning:
-                before = replace(state, draws=[drawn - 1 for drawn in state.draws])
-                data = {**self._named(before, rank, ranks), "at": "forward", "drawn": ["torch"]}
+                data = {**self._named(state, rank, ranks), "at": "forward", "drawn": ["torch"]}
                 self._emit(Kind.BEGUN, data, attempt, rank, self._local[rank], 0.001)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
@@ -527,7 +565,7 @@ class Trainer:
 
     def _resume(self, attempt: int, everyone: range, fresh: _State) -> _State:
         world = self.world
-        defect = DEFECTS.get(world.defect)
+        defects = [DEFECTS[name] for name in (world.defect, world.second) if name]
         chosen = self._saved[-1] if self._saved else None
         if chosen and world.defect == "takes an older checkpoint" and len(self._saved) > 1:
             chosen = self._saved[-2]
@@ -552,7 +590,7 @@ class Trainer:
             self._begins = self._was_handled = True
         self._base = chosen.step if chosen else 0
         state = _copy(chosen.state) if chosen else fresh
-        if chosen and defect:
+        for defect in defects if chosen else ():
             defect.plant(state, fresh, self._saved[0].state)
         return state
 

@@ -24,7 +24,7 @@ from .step_events import StepEvents
 
 _PLAIN = "plain"  # the key of all optimizers together that are none of torch's
 _NO_STEP = (
-    "the agent saw {} backward passes and no optimizer step: {}. Make the optimizer a subclass of "
+    "the agent saw {} and no optimizer step: {}. Make the optimizer a subclass of "
     "torch.optim.Optimizer, or let the job print its steps, such as `step 12 loss 3.4`"
 )
 _NEVER_STEPPED = "no optimizer of torch's stepped, though the job made one"
@@ -210,9 +210,11 @@ class StepHooks:
         could have belonged to it."""
         if self._agent.changed is not None:
             self._agent.changed(True)
-        if self._agent.backwards and not self._agent.steps_over:
+        failed = getattr(sys, "last_type", None) is not None  # Python has printed an exception that nobody caught
+        if self._agent.backwards and not self._agent.steps_over and not failed:
             why = _NEVER_STEPPED if self._agent.made else _NO_CHANGE
-            text = _NO_STEP.format(self._agent.backwards, why)
+            passes = f"{self._agent.backwards} backward pass{'es' * (self._agent.backwards > 1)}"
+            text = _NO_STEP.format(passes, why)
             self._agent.emit(Kind.NOTE, {"text": text, "unseen": "steps"})
         if self._counter.finish().after:
             self._agent.careful("steps")(self._events.emit)(True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from torchaos.harness.analysis.checkpointing.recorded_states import after_step
 from torchaos.harness.analysis.checkpointing.restored_state import Begun, begun_with
 from torchaos.harness.analysis.checkpointing.saved_parameters import ParameterSums
 from torchaos.harness.analysis.checkpointing.state_differences import MOMENTS, TRAINED, Other, in_words, of_optimizer
@@ -99,7 +100,7 @@ class Carried:
         if moved:
             return "; ".join(f"on rank {rank} they {said('of a rank', rank=of)}" for rank, of in sorted(moved.items()))
         of = {self.after[name] for name in names if name in self.after}
-        return f"they {said('after', step=of.pop())}" if len(of) == 1 else said("sums other")
+        return f"they {after_step(of.pop(), self.step)}" if len(of) == 1 else said("sums other")
 
     @property
     def in_words(self) -> str:
@@ -222,7 +223,7 @@ class _Compared:
         """Completes a part of which the step is not known: the check sum of all parts may show the step."""
         step = self._of.get(other.quantity)
         known = step is not None and step != self._base and other.holds == said("others")
-        return replace(other, holds=said("after", step=step)) if known else other
+        return replace(other, holds=after_step(step, self._base)) if known and step is not None else other
 
     def _is_harmless(self, other: Other) -> bool:
         """Whether a part that is not as it was is no state: it had no effect on the next step."""

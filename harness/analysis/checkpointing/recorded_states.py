@@ -57,6 +57,19 @@ class Recorded:
         """The states with which the job began."""
         return self.begun(0, attempt=min((one.number for one in self._run.history.attempts), default=0))
 
+    def went_the_same_way(self, twin: Recorded, quantity: str, step: int, before_s: float) -> bool:
+        """Whether run and twin had the same values of a quantity when both were recorded for the last time before a
+        resume from `step`: in a job that is not deterministic, the twin's values show nothing."""
+        for at in sorted((at for at in self._at if at <= step), reverse=True):
+            for begun in (True, False):
+                mine = self.begun(at, before_s=before_s) if begun else self.saved(at, before_s)
+                twins = twin.begun(at) if begun else twin.saved(at, float("inf"))
+                both = mine.keys() & twins.keys()
+                known = [(values_of(mine[rank], quantity), values_of(twins[rank], quantity)) for rank in both]
+                if pairs := [pair for pair in known if None not in pair]:
+                    return all(ours == theirs for ours, theirs in pairs)
+        return True
+
     def after(self, quantity: str, name: str, entry: Entry, before_s: float, but: int | None = None) -> int | None:
         """The last step after which this part of the state was recorded with these values, before this time; `but`: a
         step to leave out. Before this time, because what the attempt did later does not explain its beginning."""
@@ -86,6 +99,11 @@ def is_recorded_as(state: State, quantity: str, name: str, entry: Entry) -> bool
     """Whether this part of the state was recorded with these values."""
     known = state.sums.get(quantity, {}).get(name)
     return known is not None and tuple(known) == tuple(entry)
+
+
+def after_step(step: int, base: int) -> str:
+    """A clause: these values are those after `step`, in an attempt that went on from the step `base`."""
+    return said("after later" if step > base else "after", step=step)
 
 
 class Origins:
@@ -129,7 +147,7 @@ class Origins:
         if of:
             yield f"{EXCHANGED} {of[0].partition('/')[0]}"
         if (step := self._own.after(quantity, name, entry, self._since_s, self._base)) is not None:
-            yield said("after", step=step)
+            yield after_step(step, self._base)
 
     def _of_the_trained(self, name: str, entry: Entry, mine: State) -> Iterator[str]:
         """Explains a value that is a copy of the trained module, made after the load."""

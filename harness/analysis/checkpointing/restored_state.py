@@ -126,7 +126,8 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     first_s = min([part.started_s for part in run.history.segments if (part.number, part.base) == (attempt, base)],
                   default=since_s)  # fmt: skip
     went_on, saved = own.begun(base, before_s=min(first_s, since_s)), own.saved(base, since_s)
-    twins = Recorded(twin).begun(base) if twin is not None else {}
+    of_twin = Recorded(twin) if twin is not None else None
+    twins = of_twin.begun(base) if of_twin else {}
     earlier = {state.event.attempt for state in went_on.values()}
     found.compared_with = f"attempt {max(one or 0 for one in earlier)}" if earlier else "the twin"
     found.in_place = _places(own.fresh) == _places(mine) and any(map(any, _places(mine).values()))
@@ -135,6 +136,8 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     _compare_inputs(found, mine, [went_on, twins])
     for quantity in (*OF_MODEL, MOMENTS, RNG):
         sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
+        if of_twin and not own.went_the_same_way(of_twin, quantity, base, since_s):
+            sources.remove(twins)
         known = [values_of(state, quantity) for of in (mine, *sources) for state in of.values()]
         if None not in known and not any(known) and quantity != RNG:
             found.absent.add(quantity)

@@ -26,6 +26,10 @@ class Other:
     trained: bool = False  # it is among `frozen` only because no optimizer of torch's trains it
 
     @property
+    def part(self) -> tuple[str, str, tuple[int, ...]]:
+        return self.quantity, self.name, self.ranks
+
+    @property
     def of(self) -> str:
         """The name by which the part is told: of a moment, the parameter to which it belongs; of an input, the
         argument; otherwise its own name."""

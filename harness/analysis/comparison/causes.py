@@ -34,7 +34,6 @@ from torchaos.harness.analysis.comparison.step_facts import (
     Fact,
     accumulation,
     counter_fact,
-    is_like_the_start,
     listed,
     loads_fact,
     loss_scale,
@@ -169,6 +168,8 @@ class _Resumed:
         self._ranks = sorted(ours[first.step])
         self._begun = begun_with(run, part.number, self._base, part.started_s, twin)
         self._carried = carried_into(run, part.number, part.after)
+        known = {one.part: one for one in (self._carried.others if self._carried else ())}
+        self._begun.others = [known.get(other.part, other) for other in self._begun.others]  # it may say of which step
         self._weights = self._ranks_with_other_weights()
 
     def _ranks_with_other_weights(self) -> Mapping[int, str] | None:
@@ -200,8 +201,12 @@ class _Resumed:
             data = None  # the samples of the rest of the step
         elif data and data.step == self._base + 1 and (carried := carried_inputs(self._run, self._begun)):
             data = Fact(INPUTS, self._base + 1, carried)
-        elif data and data.step == self._first.step and self.samples_follow({fact.quantity for fact in state}):
-            data = None
+        elif (
+            data
+            and data.step == self._first.step
+            and ((data.made and state) or self.samples_follow({fact.quantity for fact in state}))
+        ):
+            data = None  # the job made them from what differed
         if not any((*exact, data, *state)) and (skip := skipped_update(since, ours, theirs)):
             update = [fact for fact in (skip, *update) if fact and fact.step <= skip.step]  # later ones follow from it
         proved = [Fact("", self._first.step, clause) for clause in exact if clause]
@@ -372,8 +377,6 @@ class _Resumed:
             return said(
                 "not recorded", such=self._number_apart(), part="backward or the update, or shows late", why=why
             )
-        if self._weights is None and is_like_the_start(self._ours, first):
-            return said("start")
         mine, twins = self._ours[first.step], self._theirs[first.step]
         differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
         only = f" of rank {listed(differ)} alone" if 0 < len(differ) < len(mine) else ""

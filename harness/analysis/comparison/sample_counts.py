@@ -378,8 +378,8 @@ def _by_turns(mine: StepTable, twins: StepTable) -> str:
         return ""
     step, rank = other[0], min(mine[other[0]])
     stood = Counter[float]()  # of each optimizer, before this step
-    for counter in (twins[at][rank].opt_step for at in twins.numbers.tolist() if at < step and rank in twins[at]):
-        if counter is not None:
+    for one in (twins[at][rank] for at in twins.numbers.tolist() if at < step and rank in twins[at]):
+        if (counter := one.opt_step) is not None and not one.skipped:
             stood[counter - 1] -= stood[counter - 1] > 0
             stood[counter] += 1
     own, due = mine[step][rank].opt_step, twins[step][rank].opt_step if rank in twins[step] else None
@@ -416,9 +416,9 @@ def _iterations(steps: StepTable) -> Array:
 def _are_of(since: StepTable, at: Array, twins: StepTable, iterations: Array) -> bool:
     """Whether the first of these steps has the samples of the twin's step that made the same iteration.
 
-    The twin may have skipped that iteration, or ended before. Then the first step must have samples that the twin never
-    used, or other samples than in the twin; in the second case, the next step whose iteration the twin made must have
-    that iteration's samples."""
+    If the twin skipped that iteration, the first step must have other samples than in the twin, and the next step whose
+    iteration the twin made must have that iteration's samples. If the twin ended before, the first step must have
+    samples that the twin never used."""
     common, ours, theirs = np.intersect1d(at, iterations, return_indices=True)
     if not all_known(first := since[int(since.numbers[0])]):
         return False
@@ -426,8 +426,7 @@ def _are_of(since: StepTable, at: Array, twins: StepTable, iterations: Array) ->
         by_rank, others = since[int(since.numbers[ours[0]])], twins[int(twins.numbers[theirs[0]])]
         if all_known(by_rank) and all_known(others) and are_same(by_rank, others):
             return not ours[0] or not are_same(first, twins[int(since.numbers[0])])
-        if not ours[0]:
-            return False
+        return False
     own = counts_of(first)
     return bool(own) and not own.keys() & total_of(twins.values(), digests_of).keys()
 

@@ -313,7 +313,7 @@ def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resum
     if new:
         mixed = f"{other} never consumed {'them' if new == extra.total() else f'{new} of them'}"
         if new == extra.total() and may_be_computed(ours[step], theirs[step]):
-            mixed += ", and no data loader gave them: the job may make them with random numbers"
+            mixed += ", and no data loader gave them: the job may compute them"
     which = named(extra)
     if extra != got and not any(isinstance(sample, int) for sample in extra):
         which = f"{extra.total()} of {counted(got.total(), 'sample')}"

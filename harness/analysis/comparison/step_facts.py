@@ -33,6 +33,7 @@ class Fact(NamedTuple):
     quantity: str  # empty: the clause itself proves the cause
     step: int  # global; the first step in which it differs
     clause: str
+    made: bool = False  # samples that the job may compute: they follow from what else differed
 
 
 def accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> str | None:
@@ -127,7 +128,7 @@ def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps, noisy: Collec
             name = "contents" if known and not renumbered(ours, theirs) else "data"
             if name == "data" and _are_new([one for one, _twin in map(pairs.__getitem__, odd)], theirs):
                 name = "data made" if may_be_computed(ours[step], theirs[step]) else name
-            return Fact("samples", step, said(name, who=who, step=step))
+            return Fact("samples", step, said(name, who=who, step=step), name == "data made")
     return None
 
 
@@ -198,15 +199,6 @@ def pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[in
     for step in since:
         for rank in sorted(ours[step].keys() & theirs[step].keys()):
             yield step, ours[step][rank], theirs[step][rank]
-
-
-def is_like_the_start(ours: Steps, first: Difference) -> bool:
-    """Whether the first loss that differs is nearer to the run's very first loss than to the twin's loss in that
-    step."""
-    start = ours.get(min(ours), {}).get(first.rank or 0)
-    if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:
-        return False
-    return abs(first.ours - (start.losses[0] or 0.0)) < abs(first.ours - first.theirs)
 
 
 def listed(ranks: Sequence[int]) -> str:

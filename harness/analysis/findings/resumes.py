@@ -79,9 +79,11 @@ class _OneResume:
         first_s = _first_s(self._run, self._resume) or inf
         damaged = any(one.contents and one.step == self._base and one.at_s < first_s for one in damages(self._run))
         newest = "whose checkpoint the fault had damaged" if damaged else "the newest complete checkpoint"
+        reached = f"after step {self._resume.reached} had been done"
+        if self._best.step < self._base and not damaged:
+            newest, reached = reached, f"and the newest checkpoint sure to be complete is of step {self._best.step}"
         return passed(
-            f"attempt {self._attempt.number} went on from step {self._base}, {newest}, after step "
-            f"{self._resume.reached} had been done",
+            f"attempt {self._attempt.number} went on from step {self._base}, {newest}, {reached}",
             base=self._base, newest=self._best.step,
         )  # fmt: skip
 

@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 
 
 KINDS: Mapping[str, Kind] = {
-    STATE: Kind("state", 16.0, "two steps had the same parameters to the bit"),
+    STATE: Kind("state", 7.9, "two steps had the same parameters to the bit"),
     LOSSES: Kind("losses", 8.0, "two steps had the same losses to the bit"),
     OPTIMIZER: Kind("optimizer", 4.5, "the counter was not restored, or was saved before or after the weights"),
     MOMENTS: Kind("optimizer", 4.5, "they were saved before or after the weights"),

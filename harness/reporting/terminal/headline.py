@@ -11,7 +11,7 @@ from typing import Any
 
 from torchaos.harness.analysis.ending import died_by_itself, failed_loads, in_words
 from torchaos.harness.analysis.hangs import hang_at_end
-from torchaos.harness.analysis.hit_targets import Landing, landings
+from torchaos.harness.analysis.hit_targets import Landing, landings, step_in_words
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.plan import seconds_in_words
 from torchaos.harness.record.record import Record
@@ -221,9 +221,8 @@ def _hit(run: Record, landing: Landing, lasted_s: float | None) -> str:
 def _when(run: Record, landing: Landing) -> str:
     hits = [event for event in run.of_kind(Kind.APPLYING) if event.data["fault"] == landing.fault]
     hit = next((event for event in hits if event.mono_s >= landing.at_s), None)
-    step, phase = (hit.data["global_step"], hit.data["phase"]) if hit else (None, None)
-    if step is not None:
-        return f" in step {step}" + (f" ({str(phase).replace('_', ' ')})" if phase else "")
+    if hit and (step := step_in_words(run, hit)):
+        return f" in {step}" + (f" ({str(phase).replace('_', ' ')})" if (phase := hit.data["phase"]) else "")
     before = run.history.highest_step(before_s=landing.at_s) if run.plan.job.replicas == 1 else None
     return f" after step {before}" if before is not None else ""
 

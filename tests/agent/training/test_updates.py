@@ -245,6 +245,19 @@ def step(loss): loss.backward(); clear()
     assert note["text"].startswith(f"the agent saw 6 backward passes and no optimizer step: {why}. Make ")
 
 
+def test_a_rank_that_an_exception_ended_is_not_blamed_for_its_optimizer(rank: Any) -> None:
+    """It died between a backward and its first step: nothing shows that its optimizer can't be seen."""
+    update = """
+opt = torch.optim.SGD(params, lr=0.1)
+def step(loss):
+    loss.backward()
+    raise ValueError("of the job")
+"""
+    ran = rank.run(LOOP.replace("UPDATE", update))
+    assert ran.code == 1
+    assert [event for event in ran.of("run.note") if event.data.get("unseen") == "steps"] == []
+
+
 def test_an_optimizer_of_torchs_decides_alone(rank: Any) -> None:
     """Beside one, an optimizer of a plain class makes no steps of its own; a warm-up before it was made is none."""
     update = """

@@ -253,12 +253,12 @@ def _of_column(
         if fits := align(seen, reference[rank]):
             by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
     found = grouped(name, by_rank, _FIRST_ONLY if only_first else 1.0)
-    made = {int(step) for part in compared for step in np.unique(part.global_step)}
-    last = max(made, default=0)
+    made = {rank: {int(step) for part in compared for step in part.global_step[part.rank == rank]} for rank in own}
     return [
-        replace(witness, beyond=last) if len(witness.fits) > 1 else witness
+        replace(witness, beyond=max(made[witness.ranks[0]])) if len(witness.fits) > 1 else witness
         for witness in found
-        if not 1 < len(made) <= len(witness.fits)  # a value that fits every step, such as a constant, shows nothing
+        # A value that fits every step of a rank, such as a constant, shows nothing.
+        if not any(1 < len(made[rank]) <= len(witness.fits) for rank in witness.ranks)
     ]
 
 

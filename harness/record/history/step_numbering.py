@@ -285,7 +285,7 @@ class Placing:
         late &= self.snapshots.has(save.attempt, self.seen[save.attempt]) or (
             self.log_offset is not None and self.log_offset > -2
         )
-        if (late or self._is_apart(save)) and told is not None and self._counts_steps(save):
+        if late and told is not None and self._counts_steps(save):
             return replace(save, global_step=told, begun_step=step)
         if step is not None and self._is_early(save, step, part):
             return replace(save, global_step=step + 1)
@@ -299,14 +299,6 @@ class Placing:
             return False
         others = (each for each in self.saves[save.attempt] if ranks & set(each.ranks))
         return any(_last_number(each.path) == own == part.global_step(each.local_step) for each in others)
-
-    def _is_apart(self, save: Save) -> bool:
-        """Whether only ranks that make no steps made this save, and the numbers in the names of their attempt's saves
-        are at no fixed distance from the steps."""
-        if self.seen[save.attempt].ranks & set(save.ranks):
-            return False
-        named = ((number_in_name(each.path), each.local_step) for each in self.saves[save.attempt])
-        return len({told - step for told, step in named if told is not None}) > 1
 
     def _counts_steps(self, save: Save) -> bool:
         return counts_steps(save.path, self.saves.get(self.found[0].number, ()))

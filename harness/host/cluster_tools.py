@@ -68,9 +68,9 @@ def _check_socket(where: str) -> None:
         raise EngineError(f"the Docker engine at {where} does not answer: this is not a socket")
 
 
-def version(where: str, timeout_s: float = 5.0) -> str:
-    """The engine's version. Raises EngineError if it does not answer within `timeout_s` seconds."""
-    with engine(where, timeout_s) as client:
+def version(where: str) -> str:
+    """The engine's version. Raises EngineError if it does not answer within 5 seconds."""
+    with engine(where, 5.0) as client:
         return str(client.version()["Version"])
 
 

@@ -209,13 +209,18 @@ def _read_group(raw: bytes, code: int) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
+    return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in ranges_of(ranks))
+
+
+def ranges_of(numbers: Iterable[int]) -> list[list[int]]:
+    """The first and the last number of each range of consecutive numbers, in the given order."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
         else:
-            parts.append([rank, rank])
-    return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in parts)
+            found.append([number, number])
+    return found
 
 
 def ranks_in(text: str) -> tuple[int, ...]:

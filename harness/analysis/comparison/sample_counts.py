@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.tolerance import Steps
+from torchaos.harness.protocol.collective_stamps import ranges_of
 from torchaos.harness.record.history import Execution, StepTable
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.steps import Both
@@ -25,6 +26,7 @@ from torchaos.harness.record.steps.execution import as_indices, sums_of, with_va
 
 Array = npt.NDArray[Any]
 _ENOUGH = 100  # steps: a run may differ in each of millions
+_MOST_RANGES = 4  # of samples in a sentence
 Samples = Counter[Hashable]  # by sample (an index or a digest): how often it was consumed
 Read = Callable[[Execution], tuple[Hashable, ...]]
 
@@ -239,15 +241,10 @@ def named(samples: Samples) -> str:
     return ranges(indices) if indices else counted(samples.total(), "sample")
 
 
-def ranges(indices: Iterable[int], most: int = 4) -> str:
-    ranges: list[list[int]] = []
-    for index in sorted(set(indices)):
-        if ranges and ranges[-1][1] + 1 == index:
-            ranges[-1][1] = index
-        else:
-            ranges.append([index, index])
-    words = [str(low) if low == high else f"{low}-{high}" for low, high in ranges[:most]]
-    return f"samples {', '.join(words)}{' and others' if len(ranges) > most else ''}"
+def ranges(indices: Iterable[int]) -> str:
+    found = ranges_of(sorted(set(indices)))
+    words = [str(low) if low == high else f"{low}-{high}" for low, high in found[:_MOST_RANGES]]
+    return f"samples {', '.join(words)}{' and others' if len(found) > _MOST_RANGES else ''}"
 
 
 def indices_of(steps: StepTable, step: int) -> list[int]:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.protocol.collective_stamps import MESSAGES, Stamp, read_folder
+from torchaos.harness.protocol.collective_stamps import MESSAGES, Stamp, ranges_of, read_folder
 
 _MUTUAL = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "alltoall", "barrier")
 
@@ -78,14 +78,9 @@ def is_mutual(op: str) -> bool:
 
 def ranges(ranks: Sequence[int]) -> str:
     """Ranks in words, such as `rank 3` or `ranks 0-2, 7`."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
     text = ", ".join(
-        f"{low}-{high}" if high > low + 1 else f"{low}, {high}" if high > low else f"{low}" for low, high in parts
+        f"{low}-{high}" if high > low + 1 else f"{low}, {high}" if high > low else f"{low}"
+        for low, high in ranges_of(sorted(ranks))
     )
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 

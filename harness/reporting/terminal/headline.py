@@ -69,12 +69,12 @@ def spent_in_words(part: str) -> str:
     return _WORDS[part][1] if part in _WORDS else part.replace("_", " ")
 
 
-def longest(parts: Mapping[str, float | None], most: int = 3) -> list[Span]:
-    """The parts that took most of the time, the longest first. Empty if there is only one part."""
+def longest(parts: Mapping[str, float | None]) -> list[Span]:
+    """The three parts that took most of the time, the longest first. Empty if there is only one part."""
     found = [span for span in spans(parts) if span.end_s is not None]
     whole_s = max((span.end_s or 0.0 for span in found), default=0.0)
     worth = [span for span in found if span.took_s >= _WORTH * whole_s > 0]
-    return sorted(worth, key=lambda span: -span.took_s)[:most] if len(found) > 1 else []
+    return sorted(worth, key=lambda span: -span.took_s)[:3] if len(found) > 1 else []
 
 
 def went_on(parts: Mapping[str, float | None]) -> bool:

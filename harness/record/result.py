@@ -23,6 +23,12 @@ class Verdict(str, Enum):
         return ExitCode[self.name] if self is not Verdict.ERROR else ExitCode.INTERNAL
 
 
+def verdicts_in_words(verdicts: Iterable[Verdict]) -> str:
+    """How many there are of each verdict: `3 passed, 1 failed`."""
+    every = list(verdicts)
+    return ", ".join(f"{every.count(one)} {one.value}" for one in Verdict if one in every)
+
+
 class ExitCode(IntEnum):
     PASSED = 0  # passed
     FAILED = 1  # an assertion failed

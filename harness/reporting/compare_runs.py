@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from torchaos.harness.interfaces import UsageError
-from torchaos.harness.record.result import Recovery, Verdict, each_restart
+from torchaos.harness.record.result import Recovery, Verdict, each_restart, verdicts_in_words
 from torchaos.harness.reporting import trend_store
 from torchaos.harness.reporting.trend_store import Kept
 
@@ -102,11 +102,7 @@ def _verdicts(name: str, old: Sequence[Kept], new: Sequence[Kept]) -> Row:
         rates = [[float(one is Verdict.FAILED) for one in side if one in _TELLING] for side in (before, after)]
         if (chance := p_greater(rates[0], rates[1])) <= _CHANCE:
             change, why = Change.WORSE, f"it fails more often (p = {chance:.2g})"
-    return Row(name, "verdict", _counted(before), _counted(after), change, why)
-
-
-def _counted(verdicts: Sequence[Verdict]) -> str:
-    return ", ".join(f"{verdicts.count(one)} {one.value}" for one in Verdict if one in verdicts)
+    return Row(name, "verdict", verdicts_in_words(before), verdicts_in_words(after), change, why)
 
 
 def _recovery(name: str, old: Sequence[Kept], new: Sequence[Kept], tolerance: float) -> list[Row]:

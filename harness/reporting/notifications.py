@@ -11,7 +11,6 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.plan import counted, seconds_in_words
 from torchaos.harness.record.redaction import mask
-from torchaos.harness.record.result import Case, Result, Verdict
+from torchaos.harness.record.result import Case, Result, Verdict, verdicts_in_words
 from torchaos.harness.reporting.terminal.console import why, without_words
 from torchaos.harness.reporting.terminal.headline import failures_first, gauges
 from torchaos.harness.reporting.terminal.text import name_in_words, on_one_line, shortened
@@ -65,8 +64,7 @@ def markdown(results: Sequence[Result], happened: Mapping[str, Sequence[str]]) -
 
 
 def _table(results: Sequence[Result]) -> Iterator[str]:
-    counts = Counter(result.verdict for result in results)
-    told = ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one])
+    told = verdicts_in_words(result.verdict for result in results)
     yield f"## torchaos: {counted(len(results), 'run')}, {told}"
     yield ""
     yield "| | scenario | seed | recovery | steps done again | samples skipped / repeated |"
@@ -108,8 +106,7 @@ def _run(result: Result, happened: Sequence[str]) -> Iterator[str]:
 def _cases(cases: Sequence[Case]) -> Iterator[str]:
     if not cases:
         return
-    counts = Counter(case.verdict for case in cases)
-    told = ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one])
+    told = verdicts_in_words(case.verdict for case in cases)
     yield f"<details><summary>{len(cases)} cases: {told}</summary>"
     yield ""
     yield "| | case | why |"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -14,7 +14,7 @@ from typing import Any
 
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.record.record import Record, without_steps
-from torchaos.harness.record.result import Result, Verdict
+from torchaos.harness.record.result import Result, Verdict, verdicts_in_words
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.compare_runs import Night
 from torchaos.harness.reporting.html.charts import curves_of
@@ -161,7 +161,6 @@ def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
     for night in days:
         nights[night.name].append(_night(night))
     trends = _trends(nights, "time in which training went on, %") + trends
-    counts = Counter(kept.result.verdict for kept in runs)
     left_out = []
     if len(trends) > MOST_TRENDS:
         left_out.append(f"the trends of {MOST_TRENDS} of {len(trends)} scenarios are drawn")
@@ -171,7 +170,7 @@ def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
     return render("index.html", {"trends": trends[:MOST_TRENDS]}, {
         "happened": _happened(newest), "gauges": _gauges([*newest.values()]),
         "rows": [_row(kept, home) for kept in reversed(runs[-MOST_ROWS:])],
-        "count": len(runs), "told": ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one]),
+        "count": len(runs), "told": verdicts_in_words(kept.result.verdict for kept in runs),
         "trends": [trend["scenario"] for trend in trends[:MOST_TRENDS]], "left_out": left_out,
         "days": [_day(one) for one in reversed(days[-MOST_ROWS:])],
     })  # fmt: skip

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from torchaos.harness.record.plan import counted, last_words_in_words, seconds_in_words
 from torchaos.harness.record.redaction import mask
-from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict, root_first
+from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict, root_first, verdicts_in_words
 from torchaos.harness.reporting.terminal import headline
 from torchaos.harness.reporting.terminal.plan_preview import catalogue as catalogue
 from torchaos.harness.reporting.terminal.plan_preview import overview as overview
@@ -383,10 +383,9 @@ def summary(results: Sequence[Result], console: Console) -> None:
             (pen.text(_most(lost, "?", str)), 5),
         ]
         pen.row(cells, pen.text(result.verdict.value, COLOURS[result.verdict]))
-    counts = Counter(result.verdict for result in results)
-    counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    told = verdicts_in_words(result.verdict for result in results)
     pen.gap()
-    pen.row([], pen.text(f"{len(results)} {'run' if len(results) == 1 else 'runs'}: {counted}", "bold"))
+    pen.row([], pen.text(f"{counted(len(results), 'run')}: {told}", "bold"))
     pen.gap()
 
 

@@ -34,7 +34,7 @@ from torchaos.harness.gameday.score import RoundScore, score_round
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.minimize.scenario_shrink import JUDGED, Child
-from torchaos.harness.record.plan import read_as, seconds_in_words
+from torchaos.harness.record.plan import counted, read_as, seconds_in_words
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
@@ -205,8 +205,7 @@ class DayRun:
         scenario = scenario_of(self._day, one, Path(self._plan.here), self._folder / "job")
         names = [fault.id for fault in one.faults]
         number, of = one.number + 1, len(self._plan.rounds)
-        many = f"{len(names)} {'fault' if len(names) == 1 else 'faults'}"
-        self._tell(f"{datetime.now():%H:%M:%S} round {one.number} ({number} of {of}): {many}")
+        self._tell(f"{datetime.now():%H:%M:%S} round {one.number} ({number} of {of}): {counted(len(names), 'fault')}")
         with following(home / "console.log", names, self._tell):
             ran = self._child.run(scenario, home, self._plan.seed, self._plan.consent, (lock,))
         folder, result = RunDir(Path(ran.result.run_dir)), ran.result

@@ -18,7 +18,7 @@ from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
 from torchaos.harness.gameday.fault_schedule import Drawn, Round
 from torchaos.harness.gameday.score import AT_LEAST, RoundScore, Score, Spread, verdict_of
-from torchaos.harness.record.plan import counted, seconds_in_words
+from torchaos.harness.record.plan import counted, numbered, seconds_in_words
 from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.reporting.html.page import render
@@ -207,17 +207,13 @@ def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str
     """A line for each reason, with its faults and rounds, then the commands that run these rounds again."""
     found = to_look_at(rounds)
     lines = [
-        f"- {_rounds(one.rounds)}{''.join(f', {name}' for name in one.faults)}: "
+        f"- {numbered('round', one.rounds)}{''.join(f', {name}' for name in one.faults)}: "
         f"{f'**{one.outcome}**: ' if one.outcome else ''}{one.reason}"
         for one in found
     ]
     numbers = sorted({number for one in found for number in one.rounds})
     lines += [f"- round {number} again: `{again_in_words(day, folder, number)}`" for number in numbers]
     return ["", "## To look at", "", *lines] if lines else []
-
-
-def _rounds(numbers: Sequence[int]) -> str:
-    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _end(day: Day, folder: str, rounds: Sequence[RoundScore]) -> list[str]:

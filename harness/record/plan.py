@@ -282,6 +282,4 @@ def rounded(seconds: float) -> str:
 
 
 def _list(word: str, numbers: tuple[int, ...]) -> str:
-    if not numbers:
-        return f"no {word}"
-    return f"{word}{'s' if len(numbers) > 1 else ''} {', '.join(str(number) for number in numbers)}"
+    return numbered(word, numbers) if numbers else f"no {word}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.interfaces import ChaosError, UsageError
-from torchaos.harness.record.plan import Plan, seconds_in_words
+from torchaos.harness.record.plan import Plan, counted, seconds_in_words
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir, commit_in, explored_in, result_in
 from torchaos.harness.release.gate_file import Wanted
@@ -203,7 +203,7 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
     ]
     if others:
         return [], (
-            f"it has {len(others)} {'run' if len(others) == 1 else 'runs'}, but none was made from this text of "
+            f"it has {counted(len(others), 'run')}, but none was made from this text of "
             f"{wanted.path.name}; run it again"
         )
     return [], f"there is no run of it; do `torchaos {'explore' if wanted.explored else 'run'} {wanted.path}`"

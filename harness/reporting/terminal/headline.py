@@ -13,7 +13,7 @@ from torchaos.harness.analysis.ending import died_by_itself, failed_loads, in_wo
 from torchaos.harness.analysis.hangs import hang_at_end
 from torchaos.harness.analysis.hit_targets import Landing, landings, step_in_words
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.record.plan import seconds_in_words
+from torchaos.harness.record.plan import numbered, seconds_in_words
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, Recovery, Result, Verdict
 from torchaos.harness.reporting.terminal.text import Marks
@@ -208,8 +208,7 @@ def _hit(run: Record, landing: Landing, lasted_s: float | None) -> str:
     name = planned.inject if planned else landing.fault
     whom = "the job"
     if landing.ranks:
-        ranks = sorted(landing.ranks)
-        whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {run.plan.job.world_size}"
+        whom = f"{numbered('rank', landing.ranks)} of {run.plan.job.world_size}"
     elif planned and planned.target.nodes:
         whom = f"node {', '.join(map(str, planned.target.nodes))} of {run.plan.job.nodes}"
     elif planned and planned.params.get("endpoint"):

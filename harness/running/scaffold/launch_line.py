@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torchaos.harness.interfaces import UsageError
+from torchaos.harness.record.plan import counted
 from torchaos.harness.running.launchers.torchrun_line import container_in, own_part, world_of
 from torchaos.harness.running.scaffold.batch_script import (
     Batch,
@@ -146,7 +147,7 @@ def _sbatch(launch: Launch) -> None:
     launch.nodes, launch.tasks = nodes_of(batch.options), tasks_of(batch.options)
     launch.gpus, launch.written = gpus_of(batch.options), batch.written
     launch.allocation = allocation_of(batch.options)
-    _take(launch, batch.job, batch, name, f", on {_counted(launch.nodes, 'node')}")
+    _take(launch, batch.job, batch, name, f", on {counted(launch.nodes, 'node')}")
 
 
 def _take(launch: Launch, job: tuple[int, list[str]], batch: Batch, name: str, where: str = "") -> None:
@@ -269,10 +270,6 @@ def _torchrun(launch: Launch) -> None:
         launch.nodes = 0
     elif dropped:
         launch.assumed.append(f"torchaos sets these for each node: {', '.join(dropped)}")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 _BY_ITSELF = (

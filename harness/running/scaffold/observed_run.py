@@ -18,7 +18,7 @@ from torchaos.harness.analysis.missing_data import why_unseen
 from torchaos.harness.record.checkpoint_names import name_of_all
 from torchaos.harness.record.history import Save
 from torchaos.harness.record.history.saves_and_loads import by_step
-from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.plan import Plan, counted
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.stages import Run, Stoppable, Watcher
@@ -46,7 +46,7 @@ def seen_in(run: Record) -> Iterator[Seen]:
         )
         return
     by = "by the agent" if run.history.source == "agent" else "in the job's log"
-    yield Seen("steps", f"{run.history.last_step} on {_counted(ranks, 'rank')}, {by}")
+    yield Seen("steps", f"{run.history.last_step} on {counted(ranks, 'rank')}, {by}")
     count = int(steps.loss_seen.sum())
     yield _share("losses", count, len(steps), why_unseen(run, "loss"), "loss_continuity")
     drawn = "by index" if (steps.column("in_indices") > 0).any() else "by contents"
@@ -89,11 +89,7 @@ def _saves(saves: list[Save]) -> Seen:
     steps = f", after steps {', '.join(map(str, at[:5]))}{' …' if len(at) > 5 else ''}" if at else ""
     groups = by_step(saves)
     last = name_of_all([save.path for save in groups[-1]])
-    return Seen("checkpoints", f"{_counted(len(groups), 'save')}{steps}, the last to {last}")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return Seen("checkpoints", f"{counted(len(groups), 'save')}{steps}, the last to {last}")
 
 
 _BEST = re.compile("best", re.IGNORECASE)

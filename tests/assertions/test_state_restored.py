@@ -918,12 +918,12 @@ def test_inputs_of_another_number_of_ranks_are_not_compared(trainer: Any, worlds
 
 
 def test_a_resume_after_the_job_had_gone_back_by_itself(trainer: Any) -> None:
-    """A job goes back after a spike of its loss, as it is written to; later a rank dies. What counts is the state that
-    was saved after that."""
+    """A job goes back after a spike of its loss, as it is written to, and its steps count on; later a rank dies. What
+    counts is the state that was saved after that."""
     run = trainer(raises=(10, 1, 0.5), kills=((18, 1),), state_seen=True, named=True, every=4).record()
     raised = min((e for e in run.events if e.kind is Kind.APPLYING), key=lambda e: e.mono_s)
     own = replace(run, events=tuple(e for e in run.events if e is not raised))
-    assert [(part.number, part.after, part.base) for part in own.history.segments] == [(0, 0, 0), (0, 9, 8), (1, 0, 16)]
+    assert [(part.number, part.after, part.base) for part in own.history.segments] == [(0, 0, 0), (1, 0, 17)]
     found = StateRestored().judge(own, ())
     assert found.outcome is Outcome.PASSED, found.reason
     assert found.measured["resumes"] == 1

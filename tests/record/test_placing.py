@@ -125,7 +125,8 @@ def test_a_job_that_warms_up_is_told_its_step() -> None:
 
 
 def _rolled_back(events: Iterable[Event], at: int = 12, to: int = 10) -> list[Event]:
-    """After step `at` all ranks load the checkpoint of step `to` in the same process, and go on from it."""
+    """A fault hits after step `at`, and all ranks load the checkpoint of step `to` in the same process and go on from
+    it."""
     found: list[Event] = []
     again = [event for event in events if event.step is not None and event.step > to and event.kind is Kind.STEP]
     for event in events:
@@ -134,6 +135,8 @@ def _rolled_back(events: Iterable[Event], at: int = 12, to: int = 10) -> list[Ev
         found.append(event)
     begun = found[-1].mono_s + 0.01
     then = replace(found[-1], mono_s=begun)
+    hit = {"fault": "nan", "phase": None, "global_step": at, "pid": None}
+    found.append(replace(then, kind=Kind.APPLIED, mono_s=begun - 0.005, data=hit))
     found += [_load(f"/job/checkpoints/step-{to}", then, at, rank, to) for rank in (0, 1)]
     found += [
         replace(event, step=(event.step or 0) + at - to, mono_s=begun + 0.01 * n) for n, event in enumerate(again, 1)
@@ -154,6 +157,17 @@ def test_a_rollback_within_the_process_is_a_segment(counters: bool) -> None:
     assert history.steps_done(0, 0, load.mono_s - 0.005) == 12
     assert history.steps_done(0, 0, load.mono_s) == 10
     assert all(one.base == 0 and not one.conflicts for one in history.attempts)
+
+
+def test_a_program_that_begins_its_next_part_with_an_older_state_counts_on() -> None:
+    """No fault hit it: the next trial, fold or phase loads a file of an earlier step, and no step falls out of the
+    history, in the run and in its twin."""
+    events = [event for event in _rolled_back(Trainer().record().events) if event.kind is not Kind.APPLIED]
+    history = History.of(events)
+    assert [(part.number, part.after, part.base) for part in history.segments] == [(0, 0, 0)]
+    made = {event.step for event in events if event.kind is Kind.STEP}
+    assert len(history.by_step()) == len(made) > len(Trainer().record().history.by_step())
+    assert History.of(events, history).segments == history.segments
 
 
 def test_a_rollback_to_a_state_in_memory_is_a_segment() -> None:

@@ -73,6 +73,7 @@ class History:
                 _lines(ordered), [twin.by_step().executions] if twin else [],
                 ("at the end" if together else "all the time") if uneven else "",
                 _ahead(ordered), _blind(ordered, found), Snapshots.of(ordered), peers,
+                hits=[event for event in ordered if event.kind in (Kind.APPLYING, Kind.APPLIED)],
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
             return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)

@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from torchaos.harness.protocol.wire import Event
 from torchaos.harness.record.checkpoint_names import checkpoint_of, main_first, number_in_name
 from torchaos.harness.record.history.attempts import Attempt, Segment, at_step, by_place, jumps, may_begin
 from torchaos.harness.record.history.first_steps import Scene, parts_of
@@ -59,6 +60,9 @@ class _Returns:
         return _RESTORED if self.restored(place) else 1.0
 
 
+_WARM = 4  # steps that may only warm up
+
+
 @dataclass
 class Placing:
     """Gives the steps of the attempts global numbers, one attempt after the other. Earlier attempts help to number the
@@ -81,6 +85,7 @@ class Placing:
     foreign: Collection[str] = ()  # see Scene
     log_offset: int | None = None
     log_changed: bool = False  # the log counts in another way than before, or began again
+    hits: Sequence[Event] = ()  # of faults
     went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
     def place(self, attempt: Attempt) -> Attempt:
@@ -139,6 +144,7 @@ class Placing:
             straight = segments[-1].global_step(place) if segments else None
             goes_back = returns.unseen or returns.restored(place) or part.is_done_again(straight)
             warmed_up = self._only_warmed_up(segments, part)
+            goes_back &= place <= _WARM or self._was_hit(attempt, own.at(own.local_step == place + 1))
             if goes_back and straight is not None and straight != part.base:
                 logged_on = self._logged_on(attempt, segments[-1].after, place, until)
                 goes_on = part.counts_on(straight, logged_on, warmed_up)
@@ -263,6 +269,12 @@ class Placing:
     def all_placed(self, seen: Executions) -> Executions:
         """All steps that have got global numbers, in order."""
         return seen.joined(self.placed)
+
+    def _was_hit(self, attempt: Attempt, done: Executions) -> bool:
+        """Whether a fault hit the attempt before this step was done. If not, the program itself puts an older state
+        back: the next phase, trial or fold begins with it, and the steps count on."""
+        since_s, until_s = attempt.started_s, float(done.mono_s.min(initial=inf))
+        return any(hit.attempt in (None, attempt.number) and since_s <= hit.mono_s <= until_s for hit in self.hits)
 
     def _only_warmed_up(self, before: Sequence[Segment], then: Segment) -> bool:
         """Whether the steps before `then` were only a warm-up: nothing was loaded or saved before them, and at `then`

@@ -247,6 +247,11 @@ DEFECTS: Mapping[str, Defect] = {
     "only the weights": Defect(".", _take("moments", "opt_step", "sched_step", "position", "draws", "buffer")),
     "takes an older checkpoint": Defect("older|newer|went on from step"),
 }  # fmt: skip
+# Defects of what no record shows. The second is that of a loss scaler: it skips other updates.
+UNSEEN_DEFECTS: Mapping[str, Defect] = {
+    "hidden of a fresh start": Defect("not recorded", _take("hidden")),
+    "good of a fresh start": Defect("skip", _take("good")),
+}
 
 
 class Trainer:
@@ -264,6 +269,7 @@ class Trainer:
         self._best_file: tuple[str, float | None] | None = None
         self._local: dict[int, int] = {}
         self._begins = False
+        self.resumed: _Saved | None = None  # the checkpoint of the last resume
 
     def run(self) -> Trainer:
         kills = [*self.world.kills, 0]
@@ -565,7 +571,8 @@ class Trainer:
 
     def _resume(self, attempt: int, everyone: range, fresh: _State) -> _State:
         world = self.world
-        defects = [DEFECTS[name] for name in (world.defect, world.second) if name]
+        known = {**DEFECTS, **UNSEEN_DEFECTS}
+        defects = [known[name] for name in (world.defect, world.second) if name]
         chosen = self._saved[-1] if self._saved else None
         if chosen and world.defect == "takes an older checkpoint" and len(self._saved) > 1:
             chosen = self._saved[-2]
@@ -588,7 +595,7 @@ class Trainer:
                     ended = {**data, "ok": True, "numbers": {} if told is None else {"step": told}}
                     self._emit(Kind.LOAD_END, ended, attempt, rank, self._local[rank], 0.001)
             self._begins = self._was_handled = True
-        self._base = chosen.step if chosen else 0
+        self._base, self.resumed = chosen.step if chosen else 0, chosen
         state = _copy(chosen.state) if chosen else fresh
         for defect in defects if chosen else ():
             defect.plant(state, fresh, self._saved[0].state)
@@ -657,6 +664,53 @@ def planted(number: int, defect: str) -> World:
         rounding=False, counter=True, shuffled=True, schedule="counted" if counts else "constant", losses=True,
         samples=True, saves=True, loads=True, state="all", twin=True, swapped=False, uneven="", defect=defect,
     )  # fmt: skip
+
+
+_HIDDEN_IN = ("loss", "gradients", "update", "data")
+
+
+def composed(number: int) -> World:
+    """The world of this number, with none, one or two defects, in which updates are skipped, samples are drawn or made,
+    a number that is not recorded acts, or noise hides small differences."""
+    by = random.Random(-number)
+    # Data of other ranks can't be told from ranks that changed places.
+    known = [name for name in (*DEFECTS, *UNSEEN_DEFECTS) if name != "data of other ranks"]
+    defect, second = by.choice(["", *known]), by.choice(["", "", *known])
+    both = {defect, second if defect else ""}
+    return replace(
+        planted(number, defect), second=second if defect else "", state=by.choice(("all", "named", "steps", "none")),
+        ranks=by.choice((1, 2, 4)), warm=by.choice((0, 0, 2)), log=by.choice((0, 1)), backwards=by.choice((1, 1, 2)),
+        data=by.choice(("loader", "loader", "drawn", "made")), noise=by.random() < 0.2, reloads=False,
+        skipping=by.choice(("scaler", "own") if "good of a fresh start" in both else ("", "scaler", "own")),
+        hidden=by.choice(_HIDDEN_IN if "hidden of a fresh start" in both else ("", *_HIDDEN_IN)),
+    )  # fmt: skip
+
+
+def not_restored(world: World) -> set[str]:
+    """The fields of the state that the first resume did not restore as they were saved."""
+    found = set()
+
+    class Watched(Trainer):
+        def _resume(self, attempt: int, everyone: range, fresh: _State) -> _State:
+            state = super()._resume(attempt, everyone, fresh)
+            if self.resumed:
+                saved = vars(self.resumed.state)
+                found.update(name for name, value in vars(state).items() if name != "step" and value != saved[name])
+                if (state.opt_step > 0) is not (saved["opt_step"] > 0):  # then none are recorded
+                    found.add("moments")
+            return state
+
+    Watched(world).run()
+    return found
+
+
+def failures(world: World) -> str:
+    """What the assertions say that fail."""
+    twins = [Record(_PLAN, tuple(Trainer(replace(world.straight, run=number)).run().events), {}) for number in (1, 2)]
+    run = Record(_PLAN, tuple(Trainer(world).run().events), {})
+    by_name = world.state in ("all", "named")
+    findings = [of_assertion(each, run, twins[: 1 + world.noise]) for each in _ASSERTIONS[not by_name :]]
+    return "\n".join(f"{each.reason} {each.cause}" for each in findings if each.outcome is Outcome.FAILED)
 
 
 def judged(world: World) -> tuple[str, str]:

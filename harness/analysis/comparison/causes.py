@@ -196,18 +196,17 @@ class _Resumed:
         counter = counter_fact(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
         if skips and counter and counter.step == self._first.step:
             counter = None
-        update = [self._trained(), *self._moments(), counter, None if skips else self._schedule()]
+        skip = skipped_update(since, ours, theirs)  # the schedule follows from it, too
+        update = [self._trained(), *self._moments(), counter, None if skips or skip else self._schedule()]
         if exact[0] and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step
         elif data and data.step == self._base + 1 and (carried := carried_inputs(self._run, self._begun)):
             data = Fact(INPUTS, self._base + 1, carried)
-        elif (
-            data
-            and data.step == self._first.step
-            and ((data.made and state) or self.samples_follow({fact.quantity for fact in state}))
-        ):
+        elif data and data.made and (state or (data.step > self._base + 1 and any(update))):
             data = None  # the job made them from what differed
-        if not any((*exact, data, *state)) and (skip := skipped_update(since, ours, theirs)):
+        elif data and data.step == self._first.step and self.samples_follow({fact.quantity for fact in state}):
+            data = None
+        if skip and not any((*exact, data, *state)):
             update = [fact for fact in (skip, *update) if fact and fact.step <= skip.step]  # later ones follow from it
         proved = [Fact("", self._first.step, clause) for clause in exact if clause]
         found = [fact for fact in (*proved, data, *state, *update) if fact]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchaos.harness.analysis.checkpointing.carried_state import changes_weights_between_steps
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.sample_counts import (
@@ -76,6 +77,8 @@ def weights_with(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None
         return None
     if any(done.restored is None or due[rank] is None for rank, done in begun.items()):
         return None
+    if changes_weights_between_steps(StepTable.of(theirs).executions):
+        return None  # the sums after a step are not those with which the next step begins
     as_new = {rank for rank, done in begun.items() if rank in fresh and done.restored == fresh[rank].restored}
     return {
         rank: "were those of a fresh start" if rank in as_new else "were others"

@@ -117,7 +117,13 @@ def jumps(own: Executions, unseen: bool) -> set[int]:
     `unseen`, also those after which it stood still. A counter that goes ahead more than once belongs to several
     optimizers that take turns."""
     found, ahead = set(), 0
-    for place in _not_counted_on(own):
+    if np.isnan(own.column("opt_step")).all():
+        return {
+            place - 1
+            for place in _not_counted_on(own, "sched_step")
+            if _fell(at_step(own, place - 1), at_step(own, place))
+        }
+    for place in _not_counted_on(own, "opt_step"):
         earlier, before, after = (at_step(own, place - back) for back in (2, 1, 0))
         pairs = [(before[rank], now) for rank, now in after.items() if rank in before]
         if all(_jumped(*pair) for pair in pairs) or (
@@ -129,10 +135,16 @@ def jumps(own: Executions, unseen: bool) -> set[int]:
     return found if ahead < 2 else set()
 
 
-def _not_counted_on(own: Executions) -> list[int]:
-    """The local steps after which, on some rank, the optimizer's own counter was not higher than before, or higher by
-    more than usual."""
-    counts, found = own.column("opt_step"), set[int]()
+def _fell(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
+    """Whether the counter of the LR schedule was lower than before on each rank."""
+    pairs = [(before[rank].sched_step, now.sched_step) for rank, now in after.items() if rank in before]
+    return bool(pairs) and all(was is not None and now is not None and now < was for was, now in pairs)
+
+
+def _not_counted_on(own: Executions, counter: str) -> list[int]:
+    """The local steps after which, on some rank, this counter was not higher than before, or higher by more than
+    usual."""
+    counts, found = own.column(counter), set[int]()
     for places in own.by_ranks():
         part = own.at(places)
         order = np.lexsort((part.local_step, part.rank))

@@ -178,7 +178,10 @@ def of_peers(scene: Scene) -> list[Witness]:
 def of_content(scene: Scene) -> list[Witness]:
     """The witnesses of the rates, the samples and the losses."""
     samples = _of_samples(scene)
-    rates = _of_column(names.RATES, scene, lambda execution: execution.lr or None, _first_rate, of_any_ranks=True)
+    # Without recorded states a warm-up may not be seen; then the rates of other ranks show no start.
+    rates = _of_column(
+        names.RATES, scene, lambda execution: execution.lr or None, _first_rate, of_any_ranks=not scene.unseen
+    )
     return [*rates, *samples, *_of_losses(scene, samples)]
 
 

@@ -116,7 +116,7 @@ class Placing:
         again = other | ((begun | changed) - self._saved_at(attempt, own)) | (changed & jumped)
         again = {place for place in again if 0 < place < last}
         uncounted = unseen and np.isnan(own.column("opt_step")).all()
-        elsewhere = parts_of(own, self._known(own)) if uncounted and not self.uneven else set()
+        elsewhere = parts_of(own, self._known(own)) if uncounted else set()
         places = [
             place for place in sorted((loads.keys() - {0}) | jumped | again | elsewhere)
             if place in again | elsewhere or place not in loads

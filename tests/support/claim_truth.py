@@ -37,7 +37,7 @@ TRUE_IF: Mapping[str, Collection[str]] = {
     "rates behind": {SCHEDULE}, "rates one behind": {SCHEDULE}, "loss scale": {SCALE}, "skips": {SKIPS},
     "dropped": {SKIPS}, "skipped here": {SKIPS}, "skipped there": {SKIPS}, "data": {DATA}, "data rewound": {DATA},
     "data anew": {DATA}, "sampler anew": {DATA},
-    "data made": {DATA, GENERATORS, WEIGHTS, BUFFERS, FROZEN, HIDDEN},
+    "data made": {*PARTS.values()},  # of what the job makes it from
 }  # fmt: skip
 # Nothing of this kind happens in these worlds.
 NEVER = (
@@ -52,12 +52,13 @@ _QUANTITIES = {
 }  # fmt: skip
 
 
-def false_claims(text: str, state: str, differs: Collection[str]) -> Iterator[str]:
-    """Yields the claims in the text that are not true. `state`: what was recorded (see worlds.py); `differs`: the parts
-    that were not restored."""
+def false_claims(text: str, state: str, fields: Collection[str]) -> Iterator[str]:
+    """Yields the claims in the text that are not true. `state`: what was recorded (see worlds.py); `fields`: the fields
+    of the simulated state that were not restored."""
+    differs = {PARTS[field] for field in fields}
     for name, pattern in _PATTERNS.items():
         for found in pattern.finditer(text):
-            of = {*differs} - RECORDED[state] if name in UNRECORDED else {*TRUE_IF.get(name, ())} & {*differs}
+            of = differs - RECORDED[state] if name in UNRECORDED else {*TRUE_IF.get(name, ())} & differs
             if not of:
                 yield f"{name}: {found.group()}"
     for found in _EQUAL.finditer(text):

@@ -11,6 +11,7 @@ from itertools import pairwise
 from torchaos.harness.analysis.checkpointing.saved_parameters import step_of
 from torchaos.harness.analysis.checkpointing.state_differences import EXCHANGED, INPUTS, RNG, Other
 from torchaos.harness.analysis.claims import said
+from torchaos.harness.record.history import History
 from torchaos.harness.record.history.snapshots import State, states
 from torchaos.harness.record.record import Record
 
@@ -20,13 +21,13 @@ Of = Mapping[int, State]  # by rank
 
 
 class Recorded:
-    """All recorded states of a run, by global step."""
+    """All recorded states of a run, by global step. `history`: with the twin; None: of the run alone."""
 
-    def __init__(self, run: Record) -> None:
-        self._run = run
+    def __init__(self, run: Record, history: History | None = None) -> None:
+        self._history = history or run.history
         self._at: dict[int, list[State]] = defaultdict(list)
         for state in states(run.beside_steps):
-            step = step_of(run.history, state.event)
+            step = step_of(self._history, state.event)
             if step is not None:
                 self._at[step].append(state)
 
@@ -46,7 +47,7 @@ class Recorded:
     def always_drawn(self) -> frozenset[str] | None:
         """The generators that had changed each time that their state was recorded. None if it was recorded only a few
         times: code outside the model draws only now and then, such as a loader when an epoch begins."""
-        first = min((one.number for one in self._run.history.attempts), default=0)
+        first = min((one.number for one in self._history.attempts), default=0)
         own = [by_rank[0].rng for step in sorted(self._at) if 0 in (by_rank := self.begun(step, attempt=first))]
         if len(own) < _FEW:
             return None
@@ -55,7 +56,7 @@ class Recorded:
     @cached_property
     def fresh(self) -> dict[int, State]:
         """The states with which the job began."""
-        return self.begun(0, attempt=min((one.number for one in self._run.history.attempts), default=0))
+        return self.begun(0, attempt=min((one.number for one in self._history.attempts), default=0))
 
     def went_the_same_way(self, twin: Recorded, quantity: str, step: int, before_s: float) -> bool:
         """Whether run and twin had the same values of a quantity when both were recorded for the last time before a

@@ -31,6 +31,7 @@ from torchaos.harness.analysis.checkpointing.state_differences import (
 )
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.protocol.check_sums import MODULUS, is_whole
+from torchaos.harness.record.history import Executions, History
 from torchaos.harness.record.history.snapshots import State
 from torchaos.harness.record.record import Record
 
@@ -111,10 +112,13 @@ class Begun:
         return "; ".join(clauses)
 
 
-def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Record | None = None) -> Begun:
+def begun_with(
+    run: Record, attempt: int, base: int, since_s: float, twin: Record | None = None, history: History | None = None
+) -> Begun:  # fmt: skip
     """Compares the state with which `attempt` began to train after step `base`. `since_s`: when it began, in seconds of
-    CLOCK_MONOTONIC; the run's own state after that step was recorded before."""
-    own = Recorded(run)
+    CLOCK_MONOTONIC; the run's own state after that step was recorded before. `history`: see Recorded."""
+    history = history or run.history
+    own = Recorded(run, history)
     mine = {r: state for r, state in own.begun(base, attempt=attempt).items() if state.event.mono_s >= since_s}
     found = Begun(attempt=attempt, base=base)
     if not mine:
@@ -123,7 +127,7 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     found.parameters = frozenset(name for state in mine.values() for name in state.sums.get("parameters", ()))
     found.unsaved, found.drawn, found.changing = first.unsaved, _drawn(mine), own.always_drawn
     # The state with which a warm-up of this attempt began is no reference: its inputs are made up.
-    first_s = min([part.started_s for part in run.history.segments if (part.number, part.base) == (attempt, base)],
+    first_s = min([part.started_s for part in history.segments if (part.number, part.base) == (attempt, base)],
                   default=since_s)  # fmt: skip
     went_on, saved = own.begun(base, before_s=min(first_s, since_s)), own.saved(base, since_s)
     of_twin = Recorded(twin) if twin is not None else None
@@ -132,12 +136,12 @@ def begun_with(run: Record, attempt: int, base: int, since_s: float, twin: Recor
     found.compared_with = f"attempt {max(one or 0 for one in earlier)}" if earlier else "the twin"
     found.in_place = _places(own.fresh) == _places(mine) and any(map(any, _places(mine).values()))
     found.after_forward = any(_at(state) == "backward" for state in mine.values())
-    alike = frozenset[str]() if _trained_apart(run, base, since_s) else _alike(own.fresh)
+    alike = frozenset[str]() if _trained_apart(history.executions, base, since_s) else _alike(own.fresh)
     _compare_inputs(found, mine, [went_on, twins])
     for quantity in (*OF_MODEL, MOMENTS, RNG):
-        sources = [went_on, saved, twins] if quantity in ("frozen", MOMENTS) else [went_on, twins]
-        if of_twin and not own.went_the_same_way(of_twin, quantity, base, since_s):
-            sources.remove(twins)
+        sources = [went_on, saved] if quantity in ("frozen", MOMENTS) else [went_on]
+        if of_twin and own.went_the_same_way(of_twin, quantity, base, since_s):
+            sources.append(twins)
         known = [values_of(state, quantity) for of in (mine, *sources) for state in of.values()]
         if None not in known and not any(known) and quantity != RNG:
             found.absent.add(quantity)
@@ -289,10 +293,9 @@ def _alike(fresh: Of) -> frozenset[str]:
     return frozenset(name for name, of in entries.items() if len(of) == 1 and is_whole(next(iter(of))[1]))
 
 
-def _trained_apart(run: Record, base: int, since_s: float) -> bool:
+def _trained_apart(steps: Executions, base: int, since_s: float) -> bool:
     """Whether each rank trains parameters of its own: they differed after the last execution of step `base` before
     `since_s`, as between two meetings of local SGD."""
-    steps = run.history.executions
     last = steps.at((steps.global_step == base) & (steps.mono_s < since_s))
     last = last.at(last.attempt == last.attempt.max(initial=-1))
     sums = {one.parameters for one in last}

@@ -166,7 +166,7 @@ class _Resumed:
         self._since = [step for step in sorted(ours.keys() & theirs.keys()) if self._base < step <= first.step]
         self.noisy = with_samples_of_their_own(self._since, twins)
         self._ranks = sorted(ours[first.step])
-        self._begun = begun_with(run, part.number, self._base, part.started_s, twin)
+        self._begun = begun_with(run, part.number, self._base, part.started_s, twin, history)
         self._carried = carried_into(run, part.number, part.after)
         known = {one.part: one for one in (self._carried.others if self._carried else ())}
         self._begun.others = [known.get(other.part, other) for other in self._begun.others]  # it may say of which step

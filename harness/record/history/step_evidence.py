@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 
 
 KINDS: Mapping[str, Kind] = {
-    STATE: Kind("state", 7.9, "two steps had the same parameters to the bit"),
+    STATE: Kind("state", 8.0, "two steps had the same parameters to the bit"),
     LOSSES: Kind("losses", 8.0, "two steps had the same losses to the bit"),
     OPTIMIZER: Kind("optimizer", 4.5, "the counter was not restored, or was saved before or after the weights"),
     MOMENTS: Kind("optimizer", 4.5, "they were saved before or after the weights"),
@@ -64,7 +64,7 @@ KINDS: Mapping[str, Kind] = {
     RATES: Kind("schedule", 0.9, "the schedule was not restored"),
     LOG: Kind("log", 1.9, "the job counts in another way"),
     SAMPLES: Kind("samples", 0.9, "the position in the data was not restored"),
-    PARTED: Kind("unlike", 3.5, "the optimizer's state was not restored"),
+    PARTED: Kind("unlike", 2.5, "the optimizer's state was not restored"),
     UNLIKE: Kind("unlike", 0.8, "other state, such as that of the random numbers, was not restored"),
 }
 _MARGIN = 1.0  # the least weight between an answer and the next best one

@@ -154,7 +154,7 @@ _RECENT = 4  # so many values of a counter must each belong to one step, for the
 _ON = 64  # the most steps by which a counter that had this value before may also have gone on from its newest value
 _NOT_COMPARED = 0.5  # the trust in a log that was not yet compared with steps
 _AS_FIRST = 0.2  # the trust in a log that is as far ahead of the attempt's steps as in the first attempt
-# The trust that nothing was saved, if later saves were seen, and the optimizer's counter would show a warm-up.
+# The trust that nothing was saved, if later saves were seen, and a counter would show a warm-up.
 _SAVES_SEEN = 2.0
 _FIRST_STATE = 0.2  # the trust in the state with which the job began
 
@@ -194,7 +194,7 @@ def _of_start(scene: Scene) -> list[Witness]:
         return [Witness(names.START, (0,), "it is the first attempt with steps")]
     if scene.blind or scene.saves or scene.loads:
         return []
-    counted = any(each.opt_step is not None for each in scene.start)
+    counted = any(each.opt_step is not None or each.sched_step is not None for each in scene.start)
     trust = _SAVES_SEEN if scene.saves_seen and counted else 1.0
     return [Witness(names.UNSAVED, (0,), "no attempt before it saved a checkpoint", trust=trust)]
 

@@ -196,3 +196,11 @@ def test_a_resume_after_a_warm_up_is_a_resume() -> None:
     run = _record(worlds.Trainer(worlds.World(**KILLED, warm=3)))
     assert any(part.after == 3 for part in run.history.segments)
     assert StateRestored().judge(run, []).outcome is Outcome.PASSED
+
+
+def test_a_rank_that_makes_no_steps_is_named() -> None:
+    """Such as an actor, or a writer of checkpoints: that the others have back what they had says nothing of it."""
+    run = _record(worlds.Trainer(worlds.World(**KILLED, role=True)))
+    found = StateRestored().judge(run, [])
+    assert found.outcome is Outcome.PASSED, found.reason
+    assert "; rank 2 made no step, so it is not known what was restored there" in found.reason

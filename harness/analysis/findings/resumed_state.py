@@ -13,7 +13,7 @@ from torchaos.harness.analysis.ending import not_restarted
 from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.interfaces import Finding, First, What, failed, inconclusive, passed
 from torchaos.harness.protocol.wire import Kind
-from torchaos.harness.record.plan import enumerated
+from torchaos.harness.record.plan import enumerated, numbered
 from torchaos.harness.record.record import Record
 
 
@@ -32,7 +32,7 @@ def restored_state(run: Record) -> Finding:
         first_s = history.executions.of_attempt(lost.attempt.number).first_s()
         return replace(_lost(lost), at_s=first_s)
     blind = next((one for one in found if one.parameters is None or one.moments is None), None)
-    return _not_comparable(blind) if blind else _restored(found)
+    return _not_comparable(blind) if blind else _restored(run, found)
 
 
 def _nothing_restored(run: Record) -> Finding:
@@ -63,10 +63,12 @@ def _not_comparable(blind: Carried) -> Finding:
     )
 
 
-def _restored(found: Sequence[Carried]) -> Finding:
+def _restored(run: Record, found: Sequence[Carried]) -> Finding:
     restored = said("restored", found=enumerated(found[-1].kept))
     more = f" and {len(found) - 1} more before it" if len(found) > 1 else ""
     unseen = "; no moments of an optimizer were seen" if found[-1].no_moments else ""
+    if idle := sorted(set(range(found[-1].attempt.world_size)) - run.history.executions.ranks):
+        unseen += f"; {numbered('rank', idle)} made no step, so it is not known what was restored there"
     well = passed(f"{restored}, over {found[-1].in_words}{more}{unseen}", resumes=len(found))
     odd = next((one for one in found if one.generators), None)
     if odd is None:

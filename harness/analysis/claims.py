@@ -259,6 +259,9 @@ CLAIMS: Mapping[str, Claim] = {
         "{found} are bit for bit as before",
         "the state before and after the resume, by name or as check sums of all ranks",
     ),
+    "restored elsewhere": Claim(
+        "{ranks} made no step, so it is not known what was restored there", "which ranks made steps"
+    ),
     # What a part of the state is instead of what it should be (restored_state.py).
     "missing": Claim("are missing", _NAMED),
     "others": Claim("are others", _NAMED),

@@ -68,7 +68,7 @@ def _restored(run: Record, found: Sequence[Carried]) -> Finding:
     more = f" and {len(found) - 1} more before it" if len(found) > 1 else ""
     unseen = "; no moments of an optimizer were seen" if found[-1].no_moments else ""
     if idle := sorted(set(range(found[-1].attempt.world_size)) - run.history.executions.ranks):
-        unseen += f"; {numbered('rank', idle)} made no step, so it is not known what was restored there"
+        unseen += f"; {said('restored elsewhere', ranks=numbered('rank', idle))}"
     well = passed(f"{restored}, over {found[-1].in_words}{more}{unseen}", resumes=len(found))
     odd = next((one for one in found if one.generators), None)
     if odd is None:

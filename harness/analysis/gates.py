@@ -91,11 +91,12 @@ def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
 
 
 def _is_in_step_of_agent(run: Record, at: Event, step: int) -> bool:
-    """Whether the fault came in this step by the count of the agent, which goes on counting when a job goes back to a
-    state in memory."""
-    back = any(
-        part.number == at.attempt and part.after and part.started_s <= at.mono_s for part in run.history.segments
-    )
+    """Whether the fault came in this step by the count of the agent, after the job had put back an older state in the
+    same process: the agent goes on with the step of the state that was loaded, and does not see one that the job had
+    kept in memory."""
+    history, attempt = run.history, at.attempt
+    back = any(part.number == attempt and part.after and part.started_s <= at.mono_s for part in history.segments)
+    back |= any(load.attempt == attempt and load.local_step and load.mono_s <= at.mono_s for load in history.loads)
     return back and at.data.get("global_step") == step
 
 

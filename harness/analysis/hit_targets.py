@@ -55,16 +55,18 @@ def landings(run: RunSoFar) -> list[Landing]:
 
 
 def step_in_words(run: RunSoFar, hit: Event) -> str:
-    """The step in which a fault hit, as the agent counted it, such as "step 24". If the job had gone back in memory
-    before, the agent did not see that, so the step of the history is added. Empty if the step is not known."""
+    """The step in which a fault hit, as the agent counted it, such as "step 24". If the job had put back an older state
+    in the same process before, the step of the history is added, if it is another. Empty if the step is not known."""
     counted = hit.data["global_step"]
     if counted is None:
         return ""
     done = run.history.steps_done(hit.rank, hit.attempt, hit.mono_s) if hit.rank is not None else None
-    went_back = any(part.number == hit.attempt and part.after for part in run.history.segments)
+    went_back = any(part.number == hit.attempt and part.after for part in run.history.segments) or any(
+        load.attempt == hit.attempt and load.local_step for load in run.history.loads
+    )
     if done is None or done + 1 == counted or not went_back:
         return f"step {counted}"
-    return f"step {counted} as the rank counts (step {done + 1}, as the job had gone back before)"
+    return f"step {counted} as the rank counts (step {done + 1}: the job had put back an older state)"
 
 
 def _landing(fault: str, attempt: int, events: Sequence[Event]) -> Landing:

@@ -144,7 +144,8 @@ class Placing:
             straight = segments[-1].global_step(place) if segments else None
             goes_back = returns.unseen or returns.restored(place) or part.is_done_again(straight)
             warmed_up = self._only_warmed_up(segments, part)
-            goes_back &= warmed_up or place <= _WARM or self._was_hit(attempt, own.at(own.local_step == place + 1))
+            early = place <= _WARM and not (segments and segments[0].base)  # it may have warmed up
+            goes_back &= warmed_up or early or self._was_hit(attempt, own.at(own.local_step == place + 1))
             if goes_back and straight is not None and straight != part.base:
                 logged_on = self._logged_on(attempt, segments[-1].after, place, until)
                 goes_on = part.counts_on(straight, logged_on, warmed_up)

@@ -382,7 +382,9 @@ class Trainer:
             self._dropped += 1
             return
         state.moments = [0.9 * moment + mean * scale for moment, scale in zip(state.moments, (1.0, 0.5), strict=True)]
-        by = lr * 0.05 * (1 + 1 / (1 + state.opt_step)) + (1e-4 * state.hidden if world.hidden == "update" else 0.0)
+        by = lr * 0.05 * (1 + 1 / (1 + max(state.opt_step, 0))) + (
+            1e-4 * state.hidden if world.hidden == "update" else 0.0
+        )
         state.weights = [w - by * m for w, m in zip(state.weights, state.moments, strict=True)]
         if skips:
             state.weights, state.moments = [*began.weights], [*began.moments]

@@ -82,7 +82,7 @@ CLAIMS: Mapping[str, Claim] = {
         "the twin loaded {name} after step {step}, and the job did not", "the loads of both runs, and their steps"
     ),
     "files of others": Claim(
-        "ranks went on with files of other ranks: {found}",
+        " ({found})",
         "the saves and the loads of each rank, by path; no other part of the state that was recorded is another",
     ),
     "loss scale": Claim(
@@ -394,6 +394,11 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "wrong checkpoint": Claim(
         "It loaded {name}: most likely it chose the wrong checkpoint as the newest.{other}", "the load, and the saves"
+    ),
+    "work lost": Claim(
+        "attempt {attempt} went on from step {step}, but with the weights after step {weights}: what {lost} had "
+        "changed in them was lost",
+        "the state itself (state.begun, or check sums), and the witnesses of the step",
     ),
     "no load": Claim(
         "It is there at the end, and no load of a checkpoint was seen: most likely the job did not find it, or could "

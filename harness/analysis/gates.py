@@ -15,7 +15,7 @@ from torchaos.harness.analysis.ending import (
     failed_rank,
     own_exit_code,
 )
-from torchaos.harness.analysis.hit_targets import hit_target, step_in_words, strayed
+from torchaos.harness.analysis.hit_targets import has_put_back, hit_target, step_in_words, strayed
 from torchaos.harness.analysis.missing_data import ended_before_steps, no_rank_found, why_unplaced, why_unseen
 from torchaos.harness.analysis.recovery_times import never_in_words, recoveries, why_moot
 from torchaos.harness.analysis.replica_verdict import ranks_alone
@@ -83,21 +83,11 @@ def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
     if (
         when.step is not None
         and (done is None or done + 1 != when.step)
-        and not _is_in_step_of_agent(run, at, when.step)
+        and not (at.data.get("global_step") == when.step and has_put_back(run.history, at))
     ):
         where = "an unknown step" if done is None else f"step {done + 1}"
         return f"it was planned for step {when.step}, and landed in {where}"
     return None
-
-
-def _is_in_step_of_agent(run: Record, at: Event, step: int) -> bool:
-    """Whether the fault came in this step by the count of the agent, after the job had put back an older state in the
-    same process: the agent goes on with the step of the state that was loaded, and does not see one that the job had
-    kept in memory."""
-    history, attempt = run.history, at.attempt
-    back = any(part.number == attempt and part.after and part.started_s <= at.mono_s for part in history.segments)
-    back |= any(load.attempt == attempt and load.local_step and load.mono_s <= at.mono_s for load in history.loads)
-    return back and at.data.get("global_step") == step
 
 
 def never_reached(run: Record, fault: PlannedFault) -> bool:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torchaos.harness.interfaces import Target
 from torchaos.harness.protocol.wire import Event, Kind
-from torchaos.harness.record.history import History
+from torchaos.harness.record.history import History, saved_as
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
 
@@ -61,12 +61,22 @@ def step_in_words(run: RunSoFar, hit: Event) -> str:
     if counted is None:
         return ""
     done = run.history.steps_done(hit.rank, hit.attempt, hit.mono_s) if hit.rank is not None else None
-    went_back = any(part.number == hit.attempt and part.after for part in run.history.segments) or any(
-        load.attempt == hit.attempt and load.local_step for load in run.history.loads
-    )
-    if done is None or done + 1 == counted or not went_back:
+    if done is None or done + 1 == counted or not has_put_back(run.history, hit):
         return f"step {counted}"
-    return f"step {counted} as the rank counts (step {done + 1}: the job had put back an older state)"
+    return f"step {counted} as the rank counts (step {done + 1} of the job, which had put back an older state)"
+
+
+def has_put_back(history: History, hit: Event) -> bool:
+    """Whether the job had put back an older state of its own in the attempt before this hit, after a first step. Then
+    the agent goes on with the step of a state that was loaded, and does not see a state that was kept in memory."""
+    attempt, at_s = history.attempt(hit.attempt) if hit.attempt is not None else None, hit.mono_s
+    if attempt is None:
+        return False
+    loads = (load for load in history.loads if load.attempt == hit.attempt and load.ok and load.mono_s <= at_s)
+    own = any(load.local_step and saved_as(load.path, history.saves, load.mono_s) for load in loads)
+    began = range(attempt.base or 0, (history.steps_done(hit.rank, hit.attempt, at_s) or 0) + 1)
+    back = any(part.number == hit.attempt and part.after and part.started_s <= at_s for part in history.segments)
+    return own or back or any(step in began for step in history.program_returns)
 
 
 def _landing(fault: str, attempt: int, events: Sequence[Event]) -> Landing:

@@ -69,12 +69,14 @@ def judge(folder: RunDir) -> Result:
 
 def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
     """The records of a run and of its twins. Raises ChaosError if one is incomplete."""
-    twins = sorted(folder.twins.iterdir()) if folder.twins.is_dir() else []
-    return Record.load(folder), [Record.load(RunDir(path)) for path in twins]
+    paths = sorted(folder.twins.iterdir()) if folder.twins.is_dir() else []
+    twins = [Record.load(RunDir(path)) for path in paths]
+    return Record.load(folder).beside(twins), twins
 
 
 @uncollected()
 def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
+    run = run.beside(twins)
     parts = run.of_replicas
     of_twins = [list(own) for own in zip(*(twin.of_replicas for twin in twins), strict=True)] or [[] for _ in parts]
     assertions = [_assertion(named) for named in run.plan.asserts]

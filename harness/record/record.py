@@ -43,10 +43,24 @@ class Record(RunEvents):
     gaps: tuple[str, ...] = ()  # events that are missing, in words
     log_end: tuple[str, ...] = ()  # the last lines of the job's log, without secrets
     peers: tuple[Executions, ...] = ()  # of one replica's record: the final steps of the others
+    program_returns: frozenset[int] = frozenset()  # of the twins, see History
+    hit_elsewhere_s: tuple[float, ...] = ()  # of one replica's record: when faults hit the others, CLOCK_MONOTONIC
 
     @cached_property
     def history(self) -> History:
-        return History.of(self.events, peers=self.peers)
+        return self.history_with(None)
+
+    def history_with(self, twin: History | None) -> History:
+        """The history, with the help of a twin's."""
+        return History.of(self.events, twin, self.peers, self.hit_elsewhere_s, self.program_returns)
+
+    def beside(self, twins: Sequence[Record]) -> Record:
+        """The record for a comparison with twins: where their program puts an older state back, so does this run's, and
+        no fault is the reason."""
+        if self.plan.job.replicas > 1 or not any(part.after for part in self.history.segments):
+            return self
+        of_twins = frozenset().union(*(twin.history.program_returns for twin in twins))
+        return replace(self, program_returns=of_twins) if of_twins - self.program_returns else self
 
     @cached_property
     def of_replicas(self) -> Sequence[Record]:
@@ -177,7 +191,10 @@ def _record_of(run: Record, replica: int) -> Record:
     plan = _plan_of(run.plan, replica)
     others = {fault.id for fault in run.plan.faults} - {fault.id for fault in plan.faults}
     events = events_of(run.events, run.plan.job, replica)
-    return replace(run, plan=plan, events=tuple(event for event in events if event.data.get("fault") not in others))
+    own = tuple(event for event in events if event.data.get("fault") not in others)
+    hits = run.of_kind(Kind.APPLYING, Kind.APPLIED)
+    elsewhere = tuple(event.mono_s for event in hits if event.data.get("fault") in others)
+    return replace(run, plan=plan, events=own, hit_elsewhere_s=elsewhere)
 
 
 def _plan_of(plan: Plan, replica: int) -> Plan:

@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any
-
+import claim_truth
 import pytest
-
-
-def _support(name: str) -> Any:
-    path = Path(__file__).parents[1] / "support" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"torchaos_test_truth_{name}", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-worlds, claim_truth = _support("worlds"), _support("claim_truth")
+import worlds
 
 
 @pytest.mark.slow

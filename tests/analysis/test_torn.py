@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+import worlds
 
 from torchaos.assertions.completed import Completed
 from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 
-
-def _worlds() -> Any:
-    path = Path(__file__).parents[1] / "support" / "worlds.py"
-    spec = importlib.util.spec_from_file_location("torchaos_test_torn_worlds", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-worlds = _worlds()
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, worlds.ROOT), (), ())
-KILLED = {"ranks": 2, "steps": 24, "kills": (12,), "contents": "step", "state": "all"}
+KILLED: dict[str, Any] = {"ranks": 2, "steps": 24, "kills": (12,), "contents": "step", "state": "all"}
 
 
-class Torn(worlds.Trainer):  # type: ignore[misc, name-defined]
+class Torn(worlds.Trainer):
     """Some parts of the state that a resume finds in its file are of `by` steps later."""
 
     by = 2
     parts: tuple[str, ...] = ("weights", "moments", "opt_step")
 
-    def _step(self, attempt: int, ranks: range, state: Any, step: int, warm: int) -> None:
-        super()._step(attempt, ranks, state, step, warm)
-        self.__dict__.setdefault("after", {})[attempt, step] = worlds._copy(state)
+    def __init__(self, world: worlds.World) -> None:
+        super().__init__(world)
+        self._after: dict[tuple[int, int], Any] = {}
+
+    def _step(
+        self, attempt: int, ranks: range, state: Any, step: int, warm: int, without: int | None = None
+    ) -> None:  # fmt: skip
+        super()._step(attempt, ranks, state, step, warm, without)
+        self._after[attempt, step] = worlds._copy(state)
 
     def _resume(self, attempt: int, everyone: range, fresh: Any) -> Any:
         state = super()._resume(attempt, everyone, fresh)
         if attempt:
-            late = worlds._copy(self.after[0, state.step + self.by])
+            late = worlds._copy(self._after[0, state.step + self.by])
             for part in self.parts:
                 setattr(state, part, getattr(late, part))
         return state
@@ -98,6 +90,18 @@ def test_weights_alone_are_of_another_step_than_all_else(names: str, parts: tupl
             found.reason
         )
     assert samples.outcome is Outcome.PASSED, samples.reason
+
+
+def test_weights_of_an_earlier_step_are_lost_work() -> None:
+    """All else goes on from the newest checkpoint: what was trained after the step of the weights is lost all the
+    same. Weights of a later step are not."""
+    for by, outcome in ((-3, Outcome.FAILED), (2, Outcome.PASSED)):
+        trainer = Torn(worlds.World(**KILLED))
+        trainer.parts, trainer.by = ("weights", "moments"), by
+        found = NoLostWork().judge(_record(trainer), [])
+        assert found.outcome is outcome, found.reason
+        told = "went on from step 8, but with the weights after step 5: what 3 steps had changed in them was lost"
+        assert (told in found.reason) is (by < 0)
 
 
 def test_a_thread_that_was_seen_to_write_late() -> None:

@@ -284,7 +284,7 @@ def test_constant_rates_do_not_tell_where_a_position_is(trainer: Any) -> None:
 
 def test_ranks_that_load_the_files_of_others_are_told(trainer: Any) -> None:
     """Each rank has an optimizer's file of its own, and nothing of its state is recorded. That ranks read each other's
-    is the cause only if they do not read their own, and nothing else differs."""
+    is told, beside a cause that was not recorded, if they do not read their own: it may be as it should be."""
     where = "/job/checkpoints/step-15"
 
     def with_files(read: dict[int, int]) -> Any:
@@ -303,7 +303,7 @@ def test_ranks_that_load_the_files_of_others_are_told(trainer: Any) -> None:
     twin = trainer().record()
     told = [LossContinuity().judge(with_files(read), [twin]).reason for read in ({0: 1, 1: 0}, {0: 0, 1: 1})]
     words = (
-        "ranks went on with files of other ranks: rank 0 loaded optim_1.pt, which rank 1 had saved, and not "
+        "something that was not recorded (rank 0 loaded optim_1.pt, which rank 1 had saved, and not "
         "optim_0.pt, which it had saved itself"
     )
     assert [words in reason for reason in told] == [True, False], told

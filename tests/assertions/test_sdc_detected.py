@@ -130,6 +130,10 @@ def test_a_job_that_goes_back_to_an_earlier_state_has_found_it(trainer: Any, in_
     assert finding.reason.startswith("found after 1 step by the job itself, which went back to step 15; no checkpoint")
     usual = SdcDetected(within=1, by="job").judge(run, [run])  # the twin goes back as well
     assert usual.outcome is Outcome.INCONCLUSIVE, usual.reason
+    own = replace(run, events=tuple(event for event in run.events if event.kind is not Kind.APPLYING))
+    assert own.history.program_returns
+    usual = SdcDetected(within=1, by="job").judge(run.beside([own]), [own])
+    assert "by the job" not in usual.reason
     hit = next(run.of_kind(Kind.APPLYING))
     second = replace(hit, seq=10_000, mono_s=hit.mono_s + 1e-3, data={**hit.data, "fault": "another"})
     events = sorted([*run.events, second], key=lambda event: event.mono_s)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
+from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.assertions.no_lost_work import NoLostWork
+from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.harness.analysis.checkpointing.resumed_from import resumes
 from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.analysis.recovery_times import recoveries
@@ -168,6 +170,36 @@ def test_a_program_that_begins_its_next_part_with_an_older_state_counts_on() -> 
     made = {event.step for event in events if event.kind is Kind.STEP}
     assert len(history.by_step()) == len(made) > len(Trainer().record().history.by_step())
     assert [part.base for part in History.of(events, history).segments] == [0]
+
+
+def _paused(events: Iterable[Event], at_step: int) -> list[Event]:
+    """The events with a fault that only paused rank 1 after this step."""
+    found = list(events)
+    done = next(event for event in found if event.kind is Kind.STEP and (event.rank, event.step) == (1, at_step))
+    hit = {"fault": "pause", "phase": None, "global_step": at_step, "pid": None}
+    return sorted([*found, replace(done, kind=Kind.APPLIED, mono_s=done.mono_s + 1e-4, data=hit)],
+                  key=lambda event: event.mono_s)  # fmt: skip
+
+
+def test_a_return_that_the_twin_makes_too_is_one_of_the_program() -> None:
+    """Whatever hit the run before: its losses and samples are compared with those of the twin's same steps."""
+    own = [event for event in _rolled_back(Trainer().record().events) if event.kind is not Kind.APPLIED]
+    plan = Trainer().record().plan
+    twin, run = Record(plan, tuple(own), {}), Record(plan, tuple(_paused(own, 4)), {})
+    assert twin.history.program_returns == {12}
+    assert [part.base for part in run.history.segments] == [0, 10]
+    assert [part.base for part in run.beside([twin]).history.segments] == [0]
+    for assertion in (LossContinuity(), SampleAccounting()):
+        found = assertion.judge(run.beside([twin]), [twin])
+        assert found.outcome is Outcome.PASSED, found.reason
+
+
+def test_a_fault_that_hit_another_replica_may_be_why_a_replica_goes_back() -> None:
+    """Its own record has nothing of that fault but the time."""
+    events = [event for event in _rolled_back(Trainer().record().events) if event.kind is not Kind.APPLIED]
+    load_s = next(event.mono_s for event in events if event.kind is Kind.LOAD_END)
+    parts = [History.of(events, hit_elsewhere_s=times).segments for times in ((), (load_s - 0.01,), (load_s + 99.0,))]
+    assert [len(each) for each in parts] == [1, 2, 1]
 
 
 def test_a_rollback_to_a_state_in_memory_is_a_segment() -> None:

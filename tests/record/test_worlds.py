@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+import worlds
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.record.history import History
+from torchaos.harness.record.record import Record
 
-
-def _worlds() -> Any:
-    path = Path(__file__).parents[1] / "support" / "worlds.py"
-    spec = importlib.util.spec_from_file_location("torchaos_test_worlds", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-worlds = _worlds()
 World, Trainer = worlds.World, worlds.Trainer
 
 
@@ -260,7 +247,7 @@ def test_a_planted_defect_is_found_with_its_cause(defect: str) -> None:
 def test_ranks_with_steps_of_their_own_are_judged_one_by_one(defect: str, writers: str, told: str) -> None:
     """One rank makes two steps while the other makes one, so that after a restart no step is that of both. If it saves
     nothing of its own, nothing shows from which of its steps it went on."""
-    acts = {"ranks": 2, "steps": 24, "every": 5, "kills": (12,), "uneven": "acts", "state": "all"}
+    acts: dict[str, Any] = {"ranks": 2, "steps": 24, "every": 5, "kills": (12,), "uneven": "acts", "state": "all"}
     assert worlds.judged(World(**acts, writers=writers, defect=defect))[0] == told
 
 
@@ -301,5 +288,5 @@ def test_no_work_is_lost_by_trainers_that_take_their_newest_checkpoint() -> None
     for number in (*range(120), 242, 340, 505, 578):
         world = worlds.drawn(random.Random(number))
         run = worlds.Trainer(world).run()
-        finding = worlds.NoLostWork().judge(worlds.Record(worlds._PLAN, tuple(run.events), {}), [])
+        finding = NoLostWork().judge(Record(worlds._PLAN, tuple(run.events), {}), [])
         assert finding.outcome.value != "failed", (number, finding.reason)

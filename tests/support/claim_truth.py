@@ -41,7 +41,7 @@ TRUE_IF: Mapping[str, Collection[str]] = {
 }  # fmt: skip
 # Nothing of this kind happens in these worlds.
 NEVER = (
-    "accumulation", "turn", "loaded here", "loaded there", "files of others", "contents", "samples altered", "rest",
+    "accumulation", "turn", "loaded here", "loaded there", "contents", "samples altered", "rest",
     "no load", "fault or job", "fault", "other replicas", "batch divided", "some inputs", "waits for ever", "trained",
 )  # fmt: skip
 UNRECORDED = ("not recorded", "gradients", "update", "acts later")  # something that no record shows was not restored

@@ -189,8 +189,8 @@ def history_of(run: Record, twins: Sequence[Record]) -> History:
     steps of an attempt; or an attempt did only the rest of a step, whose first part the twin has."""
     if not twins:
         return run.history
-    history = History.of(run.events, twins[0].history, run.peers) if run.history.unplaced else run.history
-    return with_first_parts(history, twins[0].history)
+    history, twin = run.history, twins[0].history
+    return with_first_parts(run.history_with(twin) if history.unplaced else history, twin)
 
 
 def until(steps: StepTable, last: int | None) -> StepTable:

@@ -196,8 +196,10 @@ class _Resumed:
         counter = counter_fact(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
         if skips and counter and counter.step == self._first.step:
             counter = None
-        skip = skipped_update(since, ours, theirs)  # the schedule follows from it, too
-        update = [self._trained(), *self._moments(), counter, None if skips or skip else self._schedule()]
+        skip, schedule = skipped_update(since, ours, theirs), None if skips else self._schedule()
+        if skip and schedule and schedule.step >= skip.step:
+            schedule = None  # it follows from the update that was skipped
+        update = [self._trained(), *self._moments(), counter, schedule]
         if exact[0] and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step
         elif data and data.step == self._base + 1 and (carried := carried_inputs(self._run, self._begun)):
@@ -218,9 +220,7 @@ class _Resumed:
 
     def _files(self) -> Iterator[Fact]:
         """What was loaded, where no value shows a difference."""
-        if files := files_of_others(self._history, self._attempt, self._base):
-            yield Fact("files", self._base + 1, said("files of others", found=files))
-        elif other := apart(self._part):
+        if other := apart(self._part):
             words = said("files apart", ranks=listed(other.ranks), step=other.step, base=self._base)
             yield Fact("files", self._base + 1, words)
 
@@ -373,23 +373,22 @@ class _Resumed:
             return said("gradients", step=bent)
         if agreed:
             why = "the first loss agrees" if agreed == 1 else f"the first {agreed} losses agree"
-            return said(
-                "not recorded", such=self._number_apart(), part="backward or the update, or shows late", why=why
-            )
+            return said("not recorded", such=self._hint(), part="backward or the update, or shows late", why=why)
         mine, twins = self._ours[first.step], self._theirs[first.step]
         differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
         only = f" of rank {listed(differ)} alone" if 0 < len(differ) < len(mine) else ""
         seen = all(one.samples_seen for by_rank in (mine, twins) for one in by_rank.values())
-        saved = self._number_apart()
+        saved = self._hint()
         such = saved if seen else said("samples first", saved=saved)
         return said("not recorded", such=such, part="forward or in the loss", why=f"the first loss{only} differs")
 
-    def _number_apart(self) -> str:
+    def _hint(self) -> str:
         """A phrase about a number in a checkpoint after the resume that is not the twin's, such as a position in the
-        data. Empty if there is none."""
+        data; or about ranks that loaded files of other ranks. Empty if there is neither."""
         clash = self._twin and first_number_apart(self._run, self._twin, self._base)
         if not clash:
-            return ""
+            files = files_of_others(self._history, self._attempt, self._base)
+            return said("files of others", found=files) if files else ""
         return said("saved apart", checkpoint=clash.path, name=clash.name, ours=clash.ours, theirs=clash.theirs)
 
     def _acts_later(self) -> bool:

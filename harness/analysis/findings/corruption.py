@@ -113,9 +113,8 @@ def sightings(record: Record, since_s: float, twins: Sequence[Record] = ()) -> l
     spike = next(_spikes(record, since_s), None)
     if spike is not None:
         found.append(Sighting("norm", _under_way(record, spike), spike.mono_s))
-    usual = any(
-        part.after for twin in twins for part in twin.history.segments
-    )  # the job goes back without a fault, too
+    # The job goes back without a fault, too.
+    usual = any(twin.history.program_returns or any(part.after for part in twin.history.segments) for twin in twins)
     by_job = [*_refusals(record, since_s, steps), *(() if usual else _returns(record, since_s))]
     own = min(by_job, key=lambda sighting: sighting.at_s, default=None)
     if own and not any(since_s < landing.at_s <= own.at_s for landing in landings(record)):

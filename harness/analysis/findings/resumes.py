@@ -19,6 +19,7 @@ from torchaos.harness.interfaces import Finding, Outcome, failed, inconclusive, 
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.checkpoint_names import checkpoint_of, final_path, number_in_name
 from torchaos.harness.record.history import Save, saved_as
+from torchaos.harness.record.history.step_evidence import STATE
 from torchaos.harness.record.plan import counted, numbered
 from torchaos.harness.record.record import Record
 
@@ -71,8 +72,9 @@ class _OneResume:
         if self._attempt.base is None:
             return inconclusive(why_unplaced(self._run, (self._attempt.number,)))
         questions = (
-            self._older_than_the_newest, self._ranks_apart, self._more_than_allowed, self._perhaps_newer,
-            self._nothing_again, self._from_elsewhere, self._without_files, self._no_checkpoint, self._newer_unseen,
+            self._older_than_the_newest, self._older_weights, self._ranks_apart, self._more_than_allowed,
+            self._perhaps_newer, self._nothing_again, self._from_elsewhere, self._without_files, self._no_checkpoint,
+            self._newer_unseen,
         )  # fmt: skip
         if answer := next(filter(None, (ask() for ask in questions)), None):
             return answer
@@ -112,6 +114,18 @@ class _OneResume:
             destroyed = _then_destroyed(run, resume, best)
             reason = f"{self._begun}, although {its} {was} complete: {needless}. {cause}{destroyed}"
         return failed(reason, base=self._base, newest=best.step, needless=best.step - self._base)
+
+    def _older_weights(self) -> Finding | None:
+        """Finds weights of an earlier step than that from which all else went on."""
+        sure = (one for one in self._attempt.witnesses if one.name == STATE and one.fits and one.trust >= 1.0)
+        weights = next((max(one.fits) for one in sure), self._base)
+        if weights >= self._base:
+            return None
+        lost = counted(self._base - weights, "step")
+        return failed(
+            said("work lost", attempt=self._attempt.number, step=self._base, weights=weights, lost=lost),
+            base=self._base, needless=self._base - weights,
+        )  # fmt: skip
 
     def _why_late_is_unclear(self, best: SavedCheckpoint) -> str:
         """A clause: why the step of a checkpoint that was saved while training went on is not known. Empty if the

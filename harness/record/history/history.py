@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -51,11 +51,17 @@ class History:
     uneven: tuple[
         int, ...
     ] = ()  # steps of each rank in an attempt that ended well, if these differ: then none has a global number
+    program_returns: frozenset[int] = frozenset()  # global steps after which the program put an older state back
 
     @classmethod
-    def of(cls, events: Sequence[Event], twin: History | None = None, peers: Sequence[Executions] = ()) -> History:
+    def of(
+        cls, events: Sequence[Event], twin: History | None = None, peers: Sequence[Executions] = (),
+        hit_elsewhere_s: Sequence[float] = (), of_program: Collection[int] = (),
+    ) -> History:  # fmt: skip
         """The history of these events, in any order. `twin`: samples, losses and counters are also aligned with its
-        steps. `peers`: the final steps of other replicas of the job; parameters are aligned with theirs."""
+        steps. `peers`: the final steps of other replicas of the job; parameters are aligned with theirs.
+        `hit_elsewhere_s`: when faults hit other replicas, in seconds of CLOCK_MONOTONIC. `of_program`: the
+        `program_returns` of a twin."""
         whole = Merged.of(events)
         ordered, seen = _with_unfinished(_with_first_steps(whole), whole.steps_made.once_each())
         found = attempts.read(ordered)
@@ -74,9 +80,13 @@ class History:
                 ("at the end" if together else "all the time") if uneven else "",
                 _ahead(ordered), _blind(ordered, found), Snapshots.of(ordered), peers,
                 hits=[event for event in ordered if event.kind in (Kind.APPLYING, Kind.APPLIED)],
+                hit_elsewhere_s=hit_elsewhere_s, of_program=of_program,
             )  # fmt: skip
             placed = tuple(placing.place(attempt) for attempt in found)
-            return cls(placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven)
+            return cls(
+                placed, placing.all_placed(seen), tuple(placing.saved), tuple(loads), "agent", uneven,
+                frozenset(placing.counted_on),
+            )  # fmt: skip
         logged = _steps_of_log(ordered, [(each.number, each.started_s) for each in found])
         if logged and not found:
             found = [Attempt(0, 0, {}, logged[0].mono_s, None, 0)]

@@ -60,7 +60,7 @@ class _Returns:
         return _RESTORED if self.restored(place) else 1.0
 
 
-_WARM = 4  # steps that may only warm up
+_EARLY = 4  # steps at the beginning of a job, which may only warm it up
 
 
 @dataclass
@@ -86,6 +86,9 @@ class Placing:
     log_offset: int | None = None
     log_changed: bool = False  # the log counts in another way than before, or began again
     hits: Sequence[Event] = ()  # of faults
+    hit_elsewhere_s: Sequence[float] = ()  # of faults that hit other replicas, CLOCK_MONOTONIC
+    of_program: Collection[int] = ()  # global steps after which the twin's program put an older state back
+    counted_on: set[int] = field(default_factory=set)  # the same of this run
     went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
     def place(self, attempt: Attempt) -> Attempt:
@@ -144,8 +147,8 @@ class Placing:
             straight = segments[-1].global_step(place) if segments else None
             goes_back = returns.unseen or returns.restored(place) or part.is_done_again(straight)
             warmed_up = self._only_warmed_up(segments, part)
-            early = place <= _WARM and not (segments and segments[0].base)  # it may have warmed up
-            goes_back &= warmed_up or early or self._was_hit(attempt, own.at(own.local_step == place + 1))
+            if goes_back and straight is not None and straight != part.base and not warmed_up:
+                goes_back = not self._is_of_program(attempt, place, segments[0].base, straight)
             if goes_back and straight is not None and straight != part.base:
                 logged_on = self._logged_on(attempt, segments[-1].after, place, until)
                 goes_on = part.counts_on(straight, logged_on, warmed_up)
@@ -271,11 +274,19 @@ class Placing:
         """All steps that have got global numbers, in order."""
         return seen.joined(self.placed)
 
-    def _was_hit(self, attempt: Attempt, done: Executions) -> bool:
-        """Whether a fault hit the attempt before this step was done. If not, the program itself puts an older state
-        back: the next phase, trial or fold begins with it, and the steps count on."""
-        since_s, until_s = attempt.started_s, float(done.mono_s.min(initial=inf))
-        return any(hit.attempt in (None, attempt.number) and since_s <= hit.mono_s <= until_s for hit in self.hits)
+    def _is_of_program(self, attempt: Attempt, place: int, began: int | None, straight: int) -> bool:
+        """Whether it is a part of the program that an older state is put back after `place` local steps, because no
+        fault had hit the attempt before, or because the twin does it after the same global step (`straight`): the next
+        phase, trial or fold begins with it, and the steps count on. `began`: the base of the attempt."""
+        own = self.seen[attempt.number]
+        since_s, until_s = attempt.started_s, float(own.at(own.local_step == place + 1).mono_s.min(initial=inf))
+        times = [hit.mono_s for hit in self.hits if hit.attempt in (None, attempt.number)]
+        hit = any(since_s <= at_s <= until_s for at_s in (*times, *self.hit_elsewhere_s))
+        may_warm_up = place <= _EARLY and not began
+        if straight in self.of_program or not (hit or may_warm_up):
+            self.counted_on.add(straight)
+            return True
+        return False
 
     def _only_warmed_up(self, before: Sequence[Segment], then: Segment) -> bool:
         """Whether the steps before `then` were only a warm-up: nothing was loaded or saved before them, and at `then`

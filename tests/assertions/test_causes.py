@@ -476,14 +476,19 @@ def test_samples_that_differ_between_the_twins_too_are_no_cause(trainer: Any) ->
     assert "given" not in found.reason, found.reason
 
 
-def test_inputs_that_the_twin_never_had_may_be_made_by_the_job(trainer: Any) -> None:
+@pytest.mark.parametrize("many", [1, None], ids=["one of the batch", "the batch"])
+def test_inputs_that_the_twin_never_had_may_be_made_by_the_job(trainer: Any, many: int | None) -> None:
     """No data loader gives the noise of a diffusion model. If a generator of the job's own was not restored, the inputs
-    are others, and the data may be the right ones."""
+    are others, and the data may be the right ones; also if only some inputs of a batch are others, as with a rare
+    augmentation."""
 
     def made(kills: Any) -> Any:
         def step(event: Event) -> dict[str, Any]:
             odd = event.attempt == 1 and event.rank == 1
-            samples = [f"noise {sample}" for sample in event.data["samples"]] if odd else event.data["samples"]
+            of_step = event.data["samples"]
+            samples = (
+                [f"noise {sample}" for sample in of_step][:many] + of_step[many or len(of_step) :] if odd else of_step
+            )
             losses = {"losses": [9.9]} if odd else {}
             return {"samples": samples, "indices": None, **losses}
 

@@ -47,7 +47,7 @@ class StateSums:
     def __init__(self, agent: Agent) -> None:
         self._agent, self._torch = agent, import_module("torch")
         self._names = TensorNames(self._torch)
-        agent.trained_beside = self._names.beside
+        agent.trained_beside, agent.in_order = self._names.beside, self._names.in_order
         self._told: dict[str, Any] = {}  # what this process has written last, by its key in the event
         self._last: tuple[int, Any] = (-1, None)  # the last event at a save
         self._first: dict[str, list[str]] | None = None  # the parameters of the first step
@@ -282,10 +282,10 @@ class StateHook:
 
     def _shown(self) -> Shown | None:
         torch, optimizers = self._torch, self._agent.optimizers
-        trained = trained_by(self._agent)
+        trained = self._agent.in_order(trained_by(self._agent))
         if not trained or is_capturing(torch.cuda):
             return None
-        moment_sum = check_sum(torch, list(moments(optimizers)))
+        moment_sum = check_sum(torch, list(moments(optimizers, trained)))
         if is_whole(moment_sum) and any(map(is_shared_out, optimizers)):
             moment_sum = SHARD + moment_sum
         return Shown(check_sum(torch, list(enumerate(trained))), moment_sum, self._sketch(trained))
@@ -325,10 +325,10 @@ def trained_by(agent: Agent) -> list[Any]:
     return own + agent.trained_beside() if own else agent.reached()
 
 
-def moments(optimizers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """The tensors that these optimizers keep for each parameter, such as Adam's two averages, each with a number that
-    identifies it."""
-    for place, parameter in enumerate(parameters(optimizers)):
+def moments(optimizers: Sequence[Any], trained: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """The tensors that these optimizers keep for each of the `trained` parameters, such as Adam's two averages, each
+    with a number that identifies it."""
+    for place, parameter in enumerate(trained):
         # ZeroRedundancyOptimizer has None for parameters whose state another rank keeps.
         states = (state for optimizer in optimizers if (state := optimizer.state.get(parameter)) is not None)
         kept = {name: value for state in states for name, value in state.items() if getattr(value, "ndim", 0)}

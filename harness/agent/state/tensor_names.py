@@ -22,7 +22,8 @@ class TensorNames:
     (DDP, torch.compile, FSDP, activation checkpointing) add. They get the module's class as a prefix in two cases:
     nothing is trained in the module, such as an average or a teacher (`AveragedModel:0.weight`); or two trained modules
     have the same name for a parameter, such as a generator and a critic. Modules of one class are numbered in the order
-    in which the optimizers train them: `Sequential#2:0.weight`. A name that two tensors still share is left out.
+    in which the optimizers train them: `Sequential#2:0.weight`. A name that two tensors still share is left out. A
+    parameter that an optimizer trains and no module has is named by its place there: `SGD:param_groups.0.3`.
 
     Modules, and optimizers of plain classes (Muon in many scripts), are searched among all objects of the process: the
     first two times, and up to twice more if an optimizer trains a parameter that has no name."""
@@ -34,6 +35,8 @@ class TensorNames:
         self._beside: list[weakref.ref[Any]] = []  # parameters that these train and torch's do not
         # The outermost modules that have parameters, each with the prefix of its names.
         self._kinds: list[tuple[weakref.ref[Any], str]] = []
+        self._order: dict[int, tuple[weakref.ref[Any], str]] = {}  # parameters with their names, by id
+        self._nameless: set[int] = set()  # ids of parameters that have none
 
     def look(self, optimizers: Sequence[Any], reached: Sequence[Any] = ()) -> dict[str, Named]:
         """All tensors by kind and name. The kinds: `parameters` that torch's optimizers train (without any: those that
@@ -46,6 +49,9 @@ class TensorNames:
             self._tries += 1
             self._search()
             found, names = self._named(trained)
+        of_none = _unique(_in_no_module(optimizers, names))
+        found["parameters"] |= of_none
+        names |= {id(each): name for name, each in of_none.items()}
         found["moments"] = _unique([*_of_optimizers(optimizers, names), *self._of_plain_classes(names)])
         listed = {name for optimizer in _alive(self._plain) for name in self._trained_by(optimizer, names)}
         own = found["parameters"] if optimizers or not listed else {}
@@ -73,6 +79,21 @@ class TensorNames:
         """The parameters that only optimizers of plain classes train, at the last `look`, in the order of their
         names."""
         return _alive(self._beside)
+
+    def in_order(self, trained: Sequence[Any]) -> list[Any]:
+        """The parameters in the order of their names, and then those without a name. The order in which optimizers
+        train them is another one after a restart, if the job makes new optimizers on its way."""
+        names = self._names_of(trained)
+        if missing := {id(each) for each, name in zip(trained, names, strict=True) if name is None} - self._nameless:
+            self._named({id(each): place for place, each in enumerate(trained)})
+            names = self._names_of(trained)
+            self._nameless = missing - self._order.keys()
+        places = sorted(range(len(names)), key=lambda place: (names[place] is None, names[place] or "", place))
+        return [trained[place] for place in places]
+
+    def _names_of(self, trained: Sequence[Any]) -> list[str | None]:
+        known = [self._order.get(id(each), (_gone, None)) for each in trained]
+        return [name if ref() is each else None for each, (ref, name) in zip(trained, known, strict=True)]
 
     def _trained_by(self, optimizer: Any, names: Mapping[int, str]) -> list[str]:
         """The names of the parameters that an optimizer of a plain class keeps in a list, in order."""
@@ -116,7 +137,9 @@ class TensorNames:
                 for what in ("buffers", "unsaved") if name in unsaved else ("buffers",):
                     pairs[what].append((kind + plain_name(name), each))
         found = {what: _unique(of) for what, of in pairs.items()}
-        return found, {id(each): name for what in ("parameters", "frozen") for name, each in found[what].items()}
+        known = [(name, each) for what in ("parameters", "frozen") for name, each in found[what].items()]
+        self._order = {id(each): (weakref.ref(each), name) for name, each in known}
+        return found, {id(each): name for name, each in known}
 
     def _of_plain_classes(self, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
         for optimizer in _alive(self._plain):
@@ -169,6 +192,10 @@ def kind_of(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape))}"
 
 
+def _gone() -> None:
+    return None
+
+
 def _alive(refs: Sequence[weakref.ref[Any]]) -> list[Any]:
     return [alive for ref in refs if (alive := ref()) is not None]
 
@@ -199,6 +226,20 @@ def _of_optimizers(optimizers: Sequence[Any], names: Mapping[int, str]) -> Itera
                 for key, value in state.items():
                     if key != "step":  # a counter, which is recorded as such
                         yield from tensors_in(f"{name}/{key}", value, Tensor)
+
+
+def _in_no_module(optimizers: Sequence[Any], names: Mapping[int, str]) -> list[tuple[str, Any]]:
+    """The parameters without a name that these optimizers train, such as float32 copies of weights or the weights of a
+    model without modules, each with its place in its optimizer."""
+    kinds, found = [type(each).__name__ for each in optimizers], list[tuple[str, Any]]()
+    for number, (kind, optimizer) in enumerate(zip(kinds, optimizers, strict=True)):
+        which = f"{kind}#{kinds[: number + 1].count(kind)}" if kinds.count(kind) > 1 else kind
+        found += [
+            (f"{which}:param_groups.{group}.{place}", each)
+            for group, of in enumerate(optimizer.param_groups) for place, each in enumerate(of["params"])
+            if id(each) not in names
+        ]  # fmt: skip
+    return found
 
 
 def tensors_in(name: str, value: Any, kind: type, depth: int = _DEEP) -> Iterator[tuple[str, Any]]:

@@ -48,11 +48,12 @@ class OptimizerTurns:
         attempt."""
         return any(file.exists() for file in self._of_earlier(_UNEVEN, optimizers))
 
-    def loose(self, optimizers: Sequence[Any]) -> set[int]:
-        """The optimizers that did not step in each iteration of this rank in an earlier attempt, as places in
-        `optimizers`. Empty for a job that begins from scratch."""
-        files = (file for file in self._of_earlier(_LOOSE, optimizers) if file.exists())
-        return {int(place) for file in files for place in file.read_text().split()}
+    def loose(self, optimizers: Sequence[Any]) -> list[Any]:
+        """The optimizers that did not step in each iteration of this rank in an earlier attempt. Empty for a job that
+        begins from scratch."""
+        files = [file for file in self._of_earlier(_LOOSE, optimizers) if file.exists()]
+        known = {line for file in files for line in file.read_text().splitlines()}
+        return [each for each, name in zip(optimizers, _names(optimizers), strict=True) if name in known] if known else []
 
     def note(self) -> None:
         """Records that in this attempt some optimizers step more often than others."""
@@ -60,14 +61,25 @@ class OptimizerTurns:
             self._noted = True
             (self._folder / _UNEVEN.format(attempt=self._attempt)).touch(0o600)
 
-    def note_loose(self, places: Collection[int]) -> None:
-        """Records which optimizers do not step in each iteration of this attempt."""
-        (self._folder / _LOOSE.format(attempt=self._attempt, rank=self._rank)).write_text(" ".join(map(str, places)))
+    def note_loose(self, optimizers: Sequence[Any], loose: Collection[Hashable]) -> None:
+        """Records which of the optimizers do not step in each iteration of this attempt. `loose`: their ids."""
+        lines = [name for each, name in zip(optimizers, _names(optimizers), strict=True) if id(each) in loose]
+        (self._folder / _LOOSE.format(attempt=self._attempt, rank=self._rank)).write_text("\n".join(lines))
 
     def _of_earlier(self, name: str, optimizers: Sequence[Any]) -> list[Path]:
         if not any(optimizer.state for optimizer in optimizers):
             return []
         return [self._folder / name.format(attempt=number, rank=self._rank) for number in range(self._attempt)]
+
+
+def _names(optimizers: Sequence[Any]) -> list[str]:
+    """A name of each optimizer by which it is known after a restart: its class and the shapes of what it trains, and
+    its place among all that agree in these."""
+    kinds = [
+        f"{type(each).__name__} {[[[*own.shape] for own in group['params']] for group in each.param_groups]}"
+        for each in optimizers
+    ]
+    return [f"{kinds[:place].count(kind)} of {kinds.count(kind)}: {kind}" for place, kind in enumerate(kinds)]
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,9 @@ class StepCounter:
     @property
     def has_followers(self) -> bool:
         return bool(self._follow)
+
+    def has_stepped(self, key: Hashable) -> bool:
+        return key in self._seen
 
     def made(self, key: Hashable) -> None:
         self._made.add(key)

@@ -238,6 +238,10 @@ class StepHooks:
         if self._begun and self._counter.fresh:  # the job starts again; no step will use its last gradients
             self._counter.fresh = False
             self._starts_anew()
+        own = _trained_by(optimizer)
+        for key, ref in list(self._agent.made.items()):
+            if self._counter.has_stepped(key) and own & _trained_by(ref()):
+                self._gone(key)  # the new optimizer replaces it, though it may still exist
         self._counter.made(self._key(optimizer))
 
     def _backward_begins(self, tensors: Any) -> None:
@@ -341,9 +345,7 @@ class StepHooks:
     def _recall(self, optimizers: Sequence[Any]) -> None:
         """Takes over from earlier attempts how the optimizers take turns."""
         self._counter.uneven = self._cycle.is_uneven(optimizers)
-        for place in self._cycle.loose(optimizers):
-            if place < len(optimizers):
-                self._counter.loose.add(id(optimizers[place]))
+        self._counter.loose |= {id(each) for each in self._cycle.loose(optimizers)}
 
     def _step_ends(self, optimizer: Any) -> Closed:
         if self._dummy:
@@ -405,8 +407,7 @@ class StepHooks:
             self._cycle.note()
         if len(self._counter.loose) > self._loose:
             self._loose = len(self._counter.loose)
-            keys = [id(optimizer) for optimizer in self._agent.optimizers]
-            self._cycle.note_loose([place for place, key in enumerate(keys) if key in self._counter.loose])
+            self._cycle.note_loose(self._agent.optimizers, self._counter.loose)
         if closed.segment:
             if "samples" in self._agent.live:
                 batches = self._agent.tally.now.batches = self._trained.take()
@@ -427,6 +428,11 @@ class StepHooks:
                 except Exception as error:
                     self._agent.fail("steps", error)
                 self._agent.triggers.step_over()
+
+
+def _trained_by(optimizer: Any) -> set[int]:
+    """The ids of the parameters that the optimizer trains. Empty if it is not ready yet, or no longer exists."""
+    return {id(each) for group in getattr(optimizer, "param_groups", ()) for each in group["params"]}
 
 
 def _trains_nothing(optimizer: Any) -> bool:

@@ -13,6 +13,7 @@ from torchaos.harness.analysis.checkpointing.carried_state import changes_weight
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import Difference
 from torchaos.harness.analysis.comparison.sample_counts import (
+    Samples,
     are_copied,
     digests_of,
     ends_of,
@@ -129,15 +130,18 @@ def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps, noisy: Collec
             who = f"{numbered('rank', odd)} {'was' if len(odd) == 1 else 'were'}"
             known = all(one.indices and one.indices == twin.indices for one, twin in map(pairs.__getitem__, odd))
             name = "contents" if known and not renumbered(ours, theirs) else "data"
-            if name == "data" and _are_new([one for one, _twin in map(pairs.__getitem__, odd)], theirs):
+            if name == "data" and _are_new([*map(pairs.__getitem__, odd)], theirs):
                 name = "data made" if may_be_computed(ours[step], theirs[step]) else name
             return Fact("samples", step, said(name, who=who, step=step), name == "data made")
     return None
 
 
-def _are_new(executions: Sequence[Execution], theirs: Steps) -> bool:
-    """Whether the twin consumed none of these samples in any step."""
-    return not total_of(theirs.values(), digests_of).keys() & {s for one in executions for s in digests_of(one)}
+def _are_new(of_ranks: Sequence[tuple[Execution, Execution]], theirs: Steps) -> bool:
+    """Whether the twin consumed none of the samples that differ in any step. `of_ranks`: the steps of run and twin."""
+    other = set[object]()
+    for one, twin in of_ranks:
+        other |= (Samples(digests_of(one)) - Samples(digests_of(twin))).keys()
+    return bool(other) and not total_of(theirs.values(), digests_of).keys() & other
 
 
 def loads_fact(ours: History, twin: Record | None, after: range) -> Fact | None:

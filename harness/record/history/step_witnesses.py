@@ -162,7 +162,8 @@ _FIRST_STATE = 0.2  # the trust in the state with which the job began
 def hear(scene: Scene) -> list[Witness]:
     """All witnesses of the base."""
     return [
-        *(_of_state(scene) or of_peers(scene) or _of_other_state(scene)),
+        *(_of_state(scene) or of_peers(scene)),
+        *_of_other_state(scene),
         *of_files(scene),
         *_of_counter(names.OPTIMIZER, scene, "opt_step", scene.ahead),
         *_of_counter(names.SCHEDULER, scene, "sched_step", None),
@@ -175,13 +176,13 @@ def hear(scene: Scene) -> list[Witness]:
 def _of_state(scene: Scene) -> list[Witness]:
     """The witness of the state itself. A process that begins with the first state may only have lost the weights."""
     found = scene.snapshots.began_with(scene.number, scene.after, scene.own)
-    trust = _FIRST_STATE if found == (0,) and scene.straight is None else 1.0
+    trust = _FIRST_STATE if found == (0,) and (scene.straight is None or whole_loads(scene.loads)) else 1.0
     rests_on = "to the bit, its parameters were those after that step"
     return [Witness(names.STATE, found, rests_on, trust=trust)] if found else []
 
 
 def _of_other_state(scene: Scene) -> list[Witness]:
-    """The witnesses of the rest of the state (moments and generators), if the parameters are those of no known step."""
+    """The witnesses of the rest of the state (moments and generators)."""
     kinds = {"moments": names.MOMENTS, "rng": names.RNG}
     found = scene.snapshots.others_began_with(scene.number, scene.after, scene.own)
     return [Witness(kinds[what], steps, "to the bit, they were those after that step") for what, steps in found.items()]
@@ -208,9 +209,14 @@ def _of_counter(name: str, scene: Scene, column: str, ahead: Mapping[int, int] |
         own = [part.at(part.rank == rank) for part in scene.known]
         always = all(mine.attempts == part.attempts for mine, part in zip(own, scene.known, strict=True))
         value, lead = getattr(first, column), None if ahead is None else ahead.get(rank, 0)
-        steps = _steps_at(value, own if always else scene.known, column, lead)
-        if fits := tuple(step - first.local_step for step in sorted(steps) if step >= first.local_step):
-            by_rank[rank] = fits, f"it stood at {value:g} when the attempt's step {first.local_step} was over"
+        known, since = own if always else scene.known, first.local_step
+        if column == "opt_step" and (first.skipped or _stands_still(own)):
+            # Other updates may be skipped than before, so the value before the attempt's first step is compared.
+            begun = [each for each in scene.start if each.rank == rank and each.local_step <= since]
+            value, since = value - sum(not each.skipped for each in begun), 0
+        steps = _steps_at(value, known, column, lead)
+        if fits := tuple(step - since for step in sorted(steps) if step >= since):
+            by_rank[rank] = fits, f"it stood at {getattr(first, column):g} when the attempt's step {first.local_step} was over"
     found, on = grouped(name, by_rank), scene.straight
     if not scene.as_first or on is None:
         return found
@@ -219,6 +225,12 @@ def _of_counter(name: str, scene: Scene, column: str, ahead: Mapping[int, int] |
         replace(each, fits=(on, *({*each.fits} - {on})), prefers_first=True) if on in each.fits else each
         for each in found
     ]
+
+
+def _stands_still(known: Sequence[Executions]) -> bool:
+    """Whether the optimizer's counter was the same after two steps of an attempt, as if an update was skipped."""
+    counts = [part.of_attempt(number).column("opt_step") for part in known for number in part.attempts]
+    return any(len(np.unique(of)) < len(of) for of in (each[~np.isnan(each)] for each in counts))
 
 
 def _steps_at(value: float, known: Sequence[Executions], column: str, lead: int | None) -> set[int]:

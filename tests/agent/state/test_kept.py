@@ -369,3 +369,63 @@ step()
     every = {"0.weight", "0.bias", "1.weight", "1.bias", "ModuleDict:a.weight", "ModuleDict:a.bias"}
     assert set(before) == every
     assert set(after) == every - {"0.bias"}
+
+
+def test_what_only_an_optimizer_holds_is_named_by_its_place_there(rank: Any) -> None:
+    """Float32 copies of weights, or the anchor of an outer optimizer (DiLoCo), are in no module. They are trained and
+    carried all the same."""
+    ran = rank.run(
+        PREPARE
+        + """
+anchor = [p.detach().clone().requires_grad_() for p in model.parameters()]
+outer = torch.optim.SGD(anchor, lr=0.5, momentum=0.9)
+for p in anchor: p.grad = torch.ones_like(p)
+outer.step()
+torch.save({}, folder + "/a.pt")
+""",
+        hooks=("steps", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    names = [f"SGD#2:param_groups.0.{place}" for place in range(4)]
+    assert sorted(_told(ran)[0]) == sorted(["0.weight", "0.bias", "1.weight", "1.bias", *names])
+    assert {*_told(ran, "moments")[0]} == {f"{name}/momentum_buffer" for name in names}
+
+
+def test_an_optimizer_made_anew_on_the_way_is_as_one_of_a_resumed_process(rank: Any) -> None:
+    """A job replaces an optimizer on its way, and the old one still exists. A process that resumes after that makes
+    only the new one, in another order: it reports the same steps, rates and check sums."""
+    job = """
+import os, torch
+path, resumed = os.environ["FOLDER"] + "/a.pt", os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+torch.manual_seed(0)
+head, body = torch.nn.Linear(2, 1), torch.nn.Linear(4, 2)
+model = torch.nn.ModuleList([head, body])
+def adam(*parts): return torch.optim.AdamW([{"params": [*part.parameters()], "lr": 0.1 / len(parts)} for part in parts])
+state = torch.load(path, weights_only=True) if resumed else None
+first = adam(head) if not resumed else adam(head, head2 := torch.nn.Linear(2, 1))
+sgd = torch.optim.SGD(body.parameters(), lr=0.2, momentum=0.9)
+if resumed:
+    model.append(head2)
+    model.load_state_dict(state["model"]); first.load_state_dict(state["first"]); sgd.load_state_dict(state["sgd"])
+begun, used = (state["step"], first) if resumed else (0, first)
+for number in range(begun + 1, 9):
+    if number == 4 and not resumed:
+        model.append(torch.nn.Linear(2, 1)); used = adam(head, model[2])
+    loss = sum(part(body(torch.ones(1, 4))).sum() for part in [head, *model[2:]]).tanh()
+    loss.backward(); sgd.step(); used.step(); sgd.zero_grad(); used.zero_grad()
+    if number == 6 and not resumed:
+        torch.save({"model": model.state_dict(), "first": used.state_dict(), "sgd": sgd.state_dict(), "step": 6}, path)
+"""
+    hooks = ("steps", "samples", "state", "lr", "checkpoints", "kept")
+    straight = rank.run(job, hooks=hooks)
+    assert straight.code == 0, straight.output
+    whole = rank.run(job, hooks=hooks, attempt=1)
+    assert whole.code == 0, whole.output
+    assert not whole.failures
+    steps: dict[int, dict[int, Any]] = {0: {}, 1: {}}
+    for event in whole.of("step"):
+        steps[event.attempt][event.step + 6 * event.attempt] = [
+            event.data[what] for what in ("lr", "parameters", "moments", "sketch")
+        ]
+    assert (len(steps[0]), [*steps[1]]) == (8, [7, 8])
+    assert steps[1] == {number: steps[0][number] for number in (7, 8)}

@@ -17,6 +17,8 @@ _FOLDERS = {"os.listdir", "os.scandir"}
 _NOT_OWN = ("/proc/", "/sys/", "/dev/", os.path.dirname(os.__file__) + "/", os.path.dirname(__file__) + "/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _MODULES = (".py", ".so")
+# Parts of Python and of packages that list each folder on sys.path, to find modules and distributions.
+_FINDERS = ("<frozen importlib", "/importlib/metadata/", "/importlib_metadata/", "/pkgutil.py", "/pkg_resources/")
 
 
 class FileReads:
@@ -106,8 +108,9 @@ def _source(cached: str) -> str:
 
 
 def _imports() -> bool:
-    """Whether the import system made this call: it lists every folder in which it looks for modules."""
+    """Whether the import system made this call, or another search for modules or distributions."""
     try:
-        return sys._getframe(3).f_code.co_filename.startswith("<frozen importlib")
+        caller = sys._getframe(3).f_code.co_filename
     except ValueError:
         return False
+    return any(part in caller for part in _FINDERS)

@@ -46,6 +46,10 @@ CLAIMS: Mapping[str, Claim] = {
         "the update of step {step} was skipped, as a loss scaler skips it, and not in the twin",
         "whether the loss scaler called the optimizer in that step (skipped), in both",
     ),
+    "no update": Claim(
+        "step {step} changed none of the parameters that the optimizer holds, and changed them in the twin",
+        "the check sums of the parameters before and after the step, on all ranks, in both",
+    ),
     "skipped there": Claim(
         "the update of step {step} was skipped in the twin, as a loss scaler skips it, and not in this run",
         "whether the loss scaler called the optimizer in that step (skipped), in both",

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 SCRIPT = """
-import os, sys
+import importlib.metadata, os, pkgutil, sys
 from pathlib import Path
 import torch
 import own_model
+[*importlib.metadata.distributions()]; [*pkgutil.iter_modules()]
 
 own = Path(own_model.__file__).parent
 (own / "config.json").read_text()
@@ -49,7 +50,8 @@ def pid_of(folder: Path) -> int:
 @pytest.mark.parametrize("cached", [False, True])
 def test_the_jobs_own_files(rank: Any, tmp_path_factory: pytest.TempPathFactory, cached: bool) -> None:
     """Modules (by their byte code too), settings, files that are not there, folders, and what a data-loader worker
-    opens; what the job writes is told apart, and installed packages, other folders and the run's own are left out."""
+    opens; what the job writes is told apart, and installed packages, other folders, the run's own, and searches for
+    modules and distributions are left out."""
     own, other = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("other") / "other.txt"
     (own / "data").mkdir()
     for name in ("own_model.py", "config.json", "data/part-0.bin"):

@@ -63,7 +63,7 @@ NAMES = pytest.mark.parametrize("names", ["step-{}", "ckpt_{}.pt", "last.pt", "s
 
 @NAMES
 @pytest.mark.parametrize(("parts", "counter"), [
-    (("weights", "moments", "opt_step"), True), (("weights", "moments"), False), (("weights",), False),
+    (("weights", "moments", "opt_step"), True), (("weights", "moments"), False),
 ])  # fmt: skip
 def test_the_file_is_blamed_and_not_the_data(names: str, parts: tuple[str, ...], counter: bool) -> None:
     """The job goes on with the data of the step that the file claims, from the weights of a later one: the data is not
@@ -79,11 +79,13 @@ def test_the_file_is_blamed_and_not_the_data(names: str, parts: tuple[str, ...],
 
 
 @NAMES
-@pytest.mark.parametrize("parts", [("weights", "moments"), ("weights",)])
-def test_weights_alone_are_of_another_step_than_all_else(names: str, parts: tuple[str, ...]) -> None:
-    """The file, the optimizer's counter and the data are of step 8: the job went on from there, and its weights are
-    blamed."""
-    state, loss, samples = _told(parts, names=names)
+@pytest.mark.parametrize(
+    ("parts", "counter"), [(("weights", "moments"), True), (("weights",), True), (("weights",), False)]
+)
+def test_weights_alone_are_of_another_step_than_all_else(names: str, parts: tuple[str, ...], counter: bool) -> None:
+    """The file, the data, and the optimizer's counter or its moments are of step 8: the job went on from there, and its
+    weights are blamed."""
+    state, loss, samples = _told(parts, names=names, counter=counter)
     for found in (state, loss):
         assert found.outcome is Outcome.FAILED, found.reason
         assert "the parameters layer0.weight and 1 more are those after step 10, as if they were written while" in (
@@ -188,7 +190,7 @@ def test_a_job_that_ends_in_another_step_says_why(by: int, ends: str) -> None:
     """It makes as many steps as are due after the step that the file claims. No counter shows that step."""
     world = worlds.World(**KILLED, counter=False)
     trainer = Torn(world)
-    trainer.parts, trainer.by = ("weights",), by
+    trainer.parts, trainer.by = ("weights", "moments"), by
     run, twin = _record(trainer), _record(worlds.Trainer(world.straight))
     finding = Completed().judge(run, [twin])
     assert finding.outcome is Outcome.FAILED

@@ -218,6 +218,15 @@ def test_weights_that_were_put_back_are_not_only_those_of_that_step(number: int)
     assert worlds.outcome(worlds.drawn(random.Random(number))) == "right"
 
 
+@pytest.mark.parametrize("number", [
+    8500017, 8500148, 8500149, 8500157, 8500165, 8500184, 8500188, 8500206, 8500294,
+])  # fmt: skip
+def test_two_parts_that_were_lost_do_not_outweigh_the_rest(number: int) -> None:
+    """Old weights with the moments of the right step; first weights after a load; a counter in a job that skips other
+    updates than before; a counter and the losses after a lost optimizer, which say the same. Their steps were wrong."""
+    assert worlds.outcome(worlds.composed(number)) in ("right", "unknown")
+
+
 @pytest.mark.parametrize("number", [4000871, 4001794, 3002663, 3005357, 5002676])
 def test_one_counter_alone_does_not_show_that_steps_were_no_warm_up(number: int) -> None:
     """After a few steps the first weights are put back, and one counter goes on. Either they only warmed up and the

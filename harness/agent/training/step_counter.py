@@ -52,8 +52,9 @@ class OptimizerTurns:
         """The optimizers that did not step in each iteration of this rank in an earlier attempt. Empty for a job that
         begins from scratch."""
         files = [file for file in self._of_earlier(_LOOSE, optimizers) if file.exists()]
-        known = {line for file in files for line in file.read_text().splitlines()}
-        return [each for each, name in zip(optimizers, _names(optimizers), strict=True) if name in known] if known else []
+        if not (known := {line for file in files for line in file.read_text().splitlines()}):
+            return []
+        return [each for each, name in zip(optimizers, _names(optimizers), strict=True) if name in known]
 
     def note(self) -> None:
         """Records that in this attempt some optimizers step more often than others."""

@@ -37,6 +37,7 @@ from torchaos.harness.analysis.comparison.step_facts import (
     listed,
     loads_fact,
     loss_scale,
+    no_update,
     other_in,
     pairs,
     samples_fact,
@@ -52,7 +53,8 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.steps import Both
 from torchaos.harness.record.steps.columns import lengths
 
-_UPDATE = (TRAINED, MOMENTS, "optimizer counter", "learning rate")  # these act in the update, so only on later losses
+# These act in the update, so only on later losses.
+_UPDATE = (TRAINED, MOMENTS, "update", "optimizer counter", "learning rate")
 _NAMES = {
     "samples": "samples", INPUTS: "inputs of the model", "parameters": "weights at the start",
     "frozen": "frozen parameters", "buffers": "buffers", RNG: "RNG states", TRAINED: "set of trained parameters",
@@ -193,13 +195,8 @@ class _Resumed:
             data = None  # this began to differ later than what differed from the start, and may follow from it
         elif not data and not skips:
             state = [*self._inputs(), *state] if not any(fact.quantity == "parameters" for fact in state) else state
-        counter = counter_fact(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
-        if skips and counter and counter.step == self._first.step:
-            counter = None
-        skip, schedule = skipped_update(since, ours, theirs), None if skips else self._schedule()
-        if skip and schedule and schedule.step >= skip.step:
-            schedule = None  # it follows from the update that was skipped
-        update = [self._trained(), *self._moments(), counter, schedule]
+        skip = skipped_update(since, ours, theirs)
+        update = [*self._of_update(bool(skips), skip)]
         if exact[0] and data and data.step == self._first.step:
             data = None  # the samples of the rest of the step
         elif data and data.step == self._base + 1 and (carried := carried_inputs(self._run, self._begun)):
@@ -217,6 +214,23 @@ class _Resumed:
         found = found or [*self._files()]
         loads = loads_fact(self._run.history, self._twin, range(self._base + 1, self._first.step))
         return [loads, *found] if loads and all(fact.step >= loads.step for fact in found) else found
+
+    def _of_update(self, skips: bool, skip: Fact | None) -> Iterator[Fact]:
+        """What differs in the updates. `skips`: the twin makes other iterations; `skip`: an update that was skipped in
+        only one of run and twin. What follows from these is left out."""
+        since, ours, theirs = self._since, self._ours, self._theirs
+        counter = counter_fact(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
+        if skips and counter and counter.step == self._first.step:
+            counter = None
+        schedule = None if skips else self._schedule()
+        if skip and schedule and schedule.step >= skip.step:
+            schedule = None
+        found = [fact for fact in (self._trained(), *self._moments()) if fact]
+        yield from found
+        idle = None if skip or found or schedule else no_update(since, ours, theirs)
+        if idle and counter and counter.step >= idle.step:
+            counter = None
+        yield from filter(None, (idle, counter, schedule))
 
     def _files(self) -> Iterator[Fact]:
         """What was loaded, where no value shows a difference."""

@@ -179,6 +179,20 @@ def skipped_update(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | N
     return None
 
 
+def no_update(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | None:
+    """The first step that left the parameters as they were on all ranks, if it changed them in the twin."""
+
+    def changed(steps: Steps, step: int) -> set[bool | None]:
+        before = {rank: one.parameters for rank, one in steps.get(step - 1, {}).items()}
+        return {
+            None if None in (one.parameters, was := one.restored or before.get(rank)) else one.parameters != was
+            for rank, one in steps[step].items()
+        }
+
+    found = (step for step in since if changed(ours, step) == {False} and changed(theirs, step) == {True})
+    return next((Fact("update", step, said("no update", step=step)) for step in found), None)
+
+
 def counter_fact(
     since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
 ) -> Fact | None:  # fmt: skip

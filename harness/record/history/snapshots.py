@@ -139,7 +139,7 @@ class Snapshots:
                 all(map(is_whole, texts)) and {*texts} <= {*after[place]}
             )
             if not same:
-                yield place, seen[key] < place or bool(self._fitting(("parameters", key)))
+                yield place, seen[key] < place or bool(self._fitting(_of_sums("parameters", texts)))
 
     def add(self, number: int, segments: Sequence[Segment], own: Executions, until: float = math.inf) -> None:
         """Adds the states of steps that have global numbers (`own`), and the snapshots of their attempt up to the local
@@ -214,7 +214,8 @@ class Snapshots:
 def _other_keys(of_ranks: Mapping[int, State]) -> list[tuple[str, Hashable]]:
     """The keys of the moments of all ranks together, and of the random number generators of each rank."""
     moments = [_texts(of.sums.get("moments", {})) for of in of_ranks.values()]
-    found: list[tuple[str, Hashable]] = [("moments", _key(moments))] if any(moments) else []
+    sums = frozenset(each for _name, each in _key(moments))  # a resumed process may have other names
+    found: list[tuple[str, Hashable]] = [("moments", sums)] if sums else []
     return found + [("rng", (rank, frozenset(of.rng.items()))) for rank, of in of_ranks.items() if of.rng]
 
 
@@ -256,7 +257,7 @@ def _by_step(own: Iterable[Execution], name: str, number: str) -> Mapping[int, l
     return {step: [*filter(None, texts)] for step, texts in found.items() if None not in texts}
 
 
-def _key(of_ranks: Iterable[Sums], add_up: bool = True) -> Hashable:
+def _key(of_ranks: Iterable[Sums], add_up: bool = True) -> frozenset[tuple[str, Hashable]]:
     by_name: dict[str, list[str]] = defaultdict(list)
     for sums in of_ranks:
         for name, text in sums.items():
@@ -265,8 +266,10 @@ def _key(of_ranks: Iterable[Sums], add_up: bool = True) -> Hashable:
 
 
 def _of_sums(name: str, texts: Collection[str]) -> tuple[str, Hashable]:
-    """The key of the parameters, or of the moments, of which a step reported only the sum `name`."""
-    return "moments" if "moments" in name else "parameters", _over_ranks(texts)
+    """The key of the parameters, or of the moments, of which a step reported only the sum `name`. It is made from the
+    plain sums (check_sums.py), because a resumed process may have another order of the tensors."""
+    plain = [text[: -2 * _DIGITS] + text[-_DIGITS:] for text in texts]
+    return "moments" if "moments" in name else "parameters", _over_ranks(plain)
 
 
 def _of_first(own: Executions, after: int, name: str) -> list[tuple[str, Hashable]]:

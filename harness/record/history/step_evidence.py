@@ -64,8 +64,8 @@ KINDS: Mapping[str, Kind] = {
     RATES: Kind("schedule", 0.9, "the schedule was not restored"),
     LOG: Kind("log", 1.9, "the job counts in another way"),
     SAMPLES: Kind("samples", 0.9, "the position in the data was not restored"),
-    PARTED: Kind("unlike", 2.5, "the optimizer's state was not restored"),
-    UNLIKE: Kind("unlike", 0.8, "other state, such as that of the random numbers, was not restored"),
+    PARTED: Kind("optimizer", 2.5, "the optimizer's state was not restored"),
+    UNLIKE: Kind("state", 0.8, "other state, such as that of the random numbers, was not restored"),
 }
 _MARGIN = 1.0  # the least weight between an answer and the next best one
 _ANEW = "anew"  # the group of all parts that stand at their beginning

@@ -10,7 +10,7 @@ import math
 import posixpath
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -161,9 +161,10 @@ _FIRST_STATE = 0.2  # the trust in the state with which the job began
 
 def hear(scene: Scene) -> list[Witness]:
     """All witnesses of the base."""
+    state = _of_state(scene) or of_peers(scene)
     return [
-        *(_of_state(scene) or of_peers(scene)),
-        *_of_other_state(scene),
+        *state,
+        *_of_other_state(scene, state),
         *of_files(scene),
         *_of_counter(names.OPTIMIZER, scene, "opt_step", scene.ahead),
         *_of_counter(names.SCHEDULER, scene, "sched_step", None),
@@ -181,11 +182,14 @@ def _of_state(scene: Scene) -> list[Witness]:
     return [Witness(names.STATE, found, rests_on, trust=trust)] if found else []
 
 
-def _of_other_state(scene: Scene) -> list[Witness]:
-    """The witnesses of the rest of the state (moments and generators)."""
+def _of_other_state(scene: Scene, state: Sequence[Witness]) -> Iterator[Witness]:
+    """The witnesses of the rest of the state: the moments, if they are not of the same step as the parameters
+    (`state`), and without these the generators. What is of one step was read from one file, and is one witness."""
     kinds = {"moments": names.MOMENTS, "rng": names.RNG}
     found = scene.snapshots.others_began_with(scene.number, scene.after, scene.own)
-    return [Witness(kinds[what], steps, "to the bit, they were those after that step") for what, steps in found.items()]
+    for what, steps in found.items():
+        if not state or (what == "moments" and all(each.contradicts(step) for each in state for step in steps)):
+            yield Witness(kinds[what], steps, "to the bit, they were those after that step")
 
 
 def _of_start(scene: Scene) -> list[Witness]:
@@ -210,13 +214,14 @@ def _of_counter(name: str, scene: Scene, column: str, ahead: Mapping[int, int] |
         always = all(mine.attempts == part.attempts for mine, part in zip(own, scene.known, strict=True))
         value, lead = getattr(first, column), None if ahead is None else ahead.get(rank, 0)
         known, since = own if always else scene.known, first.local_step
-        if column == "opt_step" and (first.skipped or _stands_still(own)):
+        begun = [each for each in scene.start if each.rank == rank]
+        if column == "opt_step" and any(each.skipped for each in begun):
             # Other updates may be skipped than before, so the value before the attempt's first step is compared.
-            begun = [each for each in scene.start if each.rank == rank and each.local_step <= since]
-            value, since = value - sum(not each.skipped for each in begun), 0
+            value, since = value - sum(not each.skipped for each in begun if each.local_step <= since), 0
         steps = _steps_at(value, known, column, lead)
         if fits := tuple(step - since for step in sorted(steps) if step >= since):
-            by_rank[rank] = fits, f"it stood at {getattr(first, column):g} when the attempt's step {first.local_step} was over"
+            stood = f"{getattr(first, column):g} when the attempt's step {first.local_step} was over"
+            by_rank[rank] = fits, f"it stood at {stood}"
     found, on = grouped(name, by_rank), scene.straight
     if not scene.as_first or on is None:
         return found
@@ -225,12 +230,6 @@ def _of_counter(name: str, scene: Scene, column: str, ahead: Mapping[int, int] |
         replace(each, fits=(on, *({*each.fits} - {on})), prefers_first=True) if on in each.fits else each
         for each in found
     ]
-
-
-def _stands_still(known: Sequence[Executions]) -> bool:
-    """Whether the optimizer's counter was the same after two steps of an attempt, as if an update was skipped."""
-    counts = [part.of_attempt(number).column("opt_step") for part in known for number in part.attempts]
-    return any(len(np.unique(of)) < len(of) for of in (each[~np.isnan(each)] for each in counts))
 
 
 def _steps_at(value: float, known: Sequence[Executions], column: str, lead: int | None) -> set[int]:

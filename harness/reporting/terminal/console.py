@@ -210,14 +210,15 @@ def _faults(result: Result) -> Iterator[tuple[FaultResult, str]]:
 
 
 def _others(result: Result) -> list[Case]:
-    """The cases with the run's verdict that the headline does not explain. Empty if no step was seen, because all cases
-    have this one cause then."""
-    if not result.decided_by or result.steps is None:
+    """The cases with the run's verdict that the headline does not explain, and in an inconclusive run those that
+    failed. Empty if no step was seen, because all cases have this one cause then."""
+    if result.steps is None:
         return []
     found: dict[str, Case] = {}
     for case in root_first(result.cases):
         said = case.name == result.decided_by or case.follows or case.kind == "faults" or case.reason in result.reason
-        if case.verdict is result.verdict and not said:
+        with_verdict = case.verdict is result.verdict and bool(result.decided_by)
+        if (with_verdict or (case.verdict is Verdict.FAILED is not result.verdict)) and not said:
             found.setdefault(case.reason, case)
     return [*found.values()]
 

@@ -175,9 +175,11 @@ def hear(scene: Scene) -> list[Witness]:
 
 
 def _of_state(scene: Scene) -> list[Witness]:
-    """The witness of the state itself. A process that begins with the first state may only have lost the weights."""
+    """The witness of the state itself. A process that begins with the first state, or one that has it again after a
+    load, may only have lost the weights."""
     found = scene.snapshots.began_with(scene.number, scene.after, scene.own)
-    trust = _FIRST_STATE if found == (0,) and (scene.straight is None or whole_loads(scene.loads)) else 1.0
+    loads = not scene.alone and whole_loads(scene.loads)
+    trust = _FIRST_STATE if found == (0,) and (scene.straight is None or loads) else 1.0
     rests_on = "to the bit, its parameters were those after that step"
     return [Witness(names.STATE, found, rests_on, trust=trust)] if found else []
 

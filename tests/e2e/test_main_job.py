@@ -79,18 +79,19 @@ def test_several_faults_in_one_run(torchaos: RunScenario) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("name", "attempts"),
-    [("collective/data-loader-stalls", 1), ("collective/straggler-sleep", 1), ("gpu/out-of-memory", 2)],
-)
-def test_other_families(torchaos: RunScenario, name: str, attempts: int) -> None:
-    """The faults of data loading, stragglers and CUDA: each is felt, and the job ends as its twin. The assertions need
-    the same records as those of the main scenario, so that its twin will do."""
-    asserts = "checkpoint_integrity, loss_continuity, parameter_digest, sample_accounting, completed"
-    run = torchaos(REPOSITORY / "scenarios" / f"{name}.yaml", "--set", f"assert=[{asserts}]")
+def test_other_families(torchaos: RunScenario) -> None:
+    """The faults of data loading, stragglers and CUDA, each from its ready scenario, in one run: each is felt, only the
+    last one restarts the job, and it ends as its twin. The assertions need the same records as those of the main
+    scenario, so that its twin will do."""
+    names = ("collective/straggler-sleep", "collective/data-loader-stalls", "gpu/out-of-memory")
+    ready = [yaml.safe_load((REPOSITORY / "scenarios" / f"{name}.yaml").read_text()) for name in names]
+    faults = [fault for one in ready for fault in one["faults"]]
+    faults[-1]["when"]["step"] = 35  # after the others, in the same attempt
+    asserts = ["checkpoint_integrity", "loss_continuity", "parameter_digest", "sample_accounting", "completed"]
+    run = torchaos(kill_rank(ready[0]["job"], when={"step": 35}, faults=faults) | {"assert": asserts})
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run
-    assert run.result["attempts"] == attempts, run
+    assert run.result["attempts"] == 2, run
     assert left_over(run.folder) == []
 
 

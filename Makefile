@@ -38,7 +38,7 @@ demo: $(VENV)/.torchaos ## kill a rank of a live training job, and judge the rec
 	@echo "== torchaos run $(SCENARIO)"
 	@$(ACTIVE) torchaos run $(SCENARIO)
 
-test: $(VENV)/.tests ## run the tests that need no root, and nothing of the system; with twelve real jobs: eight minutes
+test: $(VENV)/.tests ## run the tests that need no root, and nothing of the system; with ten real jobs: eight minutes
 	@echo "== tests, three at a time: jobs wait a lot"
 	@$(PYTEST) -m "$(TEST)" --numprocesses 3 --dist worksteal --durations 20
 

@@ -133,7 +133,7 @@ def test_the_command_writes_a_script_that_stands_alone(tmp_path: Path) -> None:
 def case(**more: Any) -> dict[str, Any]:
     return {
         "scenario": "s", "finding": "loss_continuity: the loss differs", "promise": "", "versions": "torch 2.13.0",
-        "command": [sys.executable, str(STAND_IN), "{run}/job"], "cwd": "/", "env": {}, "secrets": [],
+        "command": [sys.executable, "-S", str(STAND_IN), "{run}/job"], "cwd": "/", "env": {}, "secrets": [],
         "python": "/bin/true", "log": [PLAIN], "lead": 0, "checkpoints": None, "controls": 1,
         "signs": ["losses", "end"],
         "kills": [{"ranks": [1], "signals": [[0.0, 9]], "step": 6, "path": None}],
@@ -156,7 +156,7 @@ def shown(tmp_path: Path) -> Shown:
 
 
 def words(*flags: str) -> list[str]:
-    return [sys.executable, str(STAND_IN), "{run}/job", *flags]
+    return [sys.executable, "-S", str(STAND_IN), "{run}/job", *flags]
 
 
 def test_a_broken_trainer_is_shown_three_times(shown: Shown, tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def tell(label: str, text: str) -> None:
 
 
 def versions() -> str:
-    asked = ("-c", "import torch; print('torch', torch.__version__)"), ("--version",)
+    asked = ("-c", "from importlib.metadata import version; print('torch', version('torch'))"), ("--version",)
     outputs = [
         subprocess.run([CASE["python"], *one], capture_output=True, text=True, check=False).stdout for one in asked
     ]

@@ -13,6 +13,7 @@ from typing import Any
 
 import needs
 import pytest
+import warm
 from hypothesis import HealthCheck, settings
 
 # A busy machine is slow at times: no draw has a time limit, and no test fails for a slow draw.
@@ -40,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
+    warm.share()  # before xdist starts the processes that run the tests
     gc.disable()  # a sixth of the time in which thousands of tests are collected
 
 

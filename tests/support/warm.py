@@ -1,23 +1,27 @@
 """Runs scripts in processes that have torch imported already, because each import of torch takes seconds; and commands
 of torchaos in processes that have torchaos.
 
-`PARENT` and `COMMANDS` run this file as a program. The program imports once, and then forks a process for each script
-or command. The process goes on as a new interpreter would: for a script, `sitecustomize` first, which loads the agent,
-then the script as `__main__`. The agent meets modules that are imported already, so a test about imports needs a new
-interpreter. So does a test about the teardown of the interpreter: here it is skipped, because it writes to all memory
-that the process shares with its parent, which takes longer than most scripts.
+`PARENT` and `COMMANDS` run this file as a program, once for all processes that run the tests of a session (`share`).
+The program imports, and then forks a process for each script or command. It goes on as a new interpreter would: for a
+script, `sitecustomize` first, which loads the agent, then the script as `__main__`. The agent meets modules that are
+imported already, so a test about imports needs a new interpreter. So does a test about the teardown of the interpreter:
+here it is skipped, because it writes to all memory that the process shares with its parent, which takes longer than
+most scripts.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib.util
 import json
 import os
 import pkgutil
 import random
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -71,8 +75,27 @@ class WarmProcess:
         return self.returncode
 
 
+_FOLDER = "WARM_PARENTS"  # variable: the folder where the programs listen; its name begins with its maker's pid
+
+
+def share() -> None:
+    """From now on, this process and those that it starts have the same programs, which end when this process ends."""
+    if _FOLDER not in os.environ:
+        os.environ[_FOLDER] = tempfile.mkdtemp(prefix=f"{os.getpid()}-")
+        atexit.register(_remove, Path(os.environ[_FOLDER]))
+
+
+def _remove(folder: Path) -> None:
+    if _maker(folder) == os.getpid():  # not in a process that was forked
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _maker(folder: Path) -> int:
+    return int(folder.name.partition("-")[0])
+
+
 class WarmParent:
-    """Starts the program below at the first script. It ends with this process."""
+    """Starts the program below at the first script, if no other process has started it."""
 
     def __init__(self, imports: str) -> None:
         self._requests: socket.socket | None = None
@@ -89,18 +112,29 @@ class WarmParent:
     ) -> WarmProcess:
         """The same, with files that are open already, for 0 to 2."""
         if self._requests is None:
-            self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            command = [sys.executable, __file__, str(theirs.fileno()), self._imports]
-            subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-            theirs.close()
+            self._requests = self._connected()
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = json.dumps({"argv": [*argv], "env": env, "cwd": str(cwd)})
         socket.send_fds(self._requests, [request.encode()], [theirs.fileno(), *streams])
         theirs.close()
         return WarmProcess(int(reply.recv(100)), reply, output)
 
+    def _connected(self) -> socket.socket:
+        share()
+        folder = Path(os.environ[_FOLDER])
+        address = folder / self._imports
+        with open(folder / "lock", "w") as lock, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not address.exists():
+                listener.bind(str(address))
+                listener.listen()
+                command = [sys.executable, __file__, str(listener.fileno()), self._imports, str(_maker(folder))]
+                subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL)
+        requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        requests.connect(str(address))
+        return requests
 
-# Of all tests in this process.
+
 PARENT = WarmParent("torch")
 COMMANDS = WarmParent("torchaos")
 
@@ -137,23 +171,35 @@ def _finished(
 def _next_request() -> dict[str, Any]:
     """Waits for requests, and returns in the process that was forked for one. Ends the program when the tests have
     ended."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    listener, tests = socket.socket(fileno=int(sys.argv[1])), os.pidfd_open(int(sys.argv[3]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes in between
+    served = [listener]
     while True:
-        data, files, _flags, _address = socket.recv_fds(requests, _MOST, 4)
-        if not data:
+        waited_for: list[Any] = [tests, *served]
+        ready = select.select(waited_for, [], [])[0]
+        if tests in ready:
             os._exit(0)
-        if os.fork() == 0:
-            requests.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            reply, *streams = files
-            for number, file in enumerate(streams):
-                os.dup2(file, number)
+        for one in [one for one in served if one in ready]:
+            if one is listener:
+                served.append(listener.accept()[0])
+                continue
+            data, files, _flags, _address = socket.recv_fds(one, _MOST, 4)
+            if not data:
+                served.remove(one)
+                one.close()
+            elif os.fork() == 0:
+                for other in served:
+                    other.close()
+                os.close(tests)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                reply, *streams = files
+                for number, file in enumerate(streams):
+                    os.dup2(file, number)
+                    os.close(file)
+                _fork_and_wait(socket.socket(fileno=reply))
+                return dict(json.loads(data))
+            for file in files:
                 os.close(file)
-            _fork_and_wait(socket.socket(fileno=reply))
-            return dict(json.loads(data))
-        for file in files:
-            os.close(file)
 
 
 def _fork_and_wait(reply: socket.socket) -> None:

@@ -10,7 +10,7 @@ from row import need_gpu, need_kernels
 
 LIMIT = """
 import types, torch
-from torchaos.injectors.cuda_memory import OutOfMemory
+from torchaos.injectors.cuda import OutOfMemory
 kept = torch.zeros(1 << 20, device="cuda")
 (kept + 1).sum()  # reserves what the same sum needs below: the allocator has a pool for small blocks, too
 try:

@@ -13,8 +13,7 @@ from torchaos.harness.analysis.felt_evidence import gone, stopped
 from torchaos.harness.interfaces import Outcome
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.record import Record
-from torchaos.injectors.cuda_error import Error
-from torchaos.injectors.cuda_memory import OutOfMemory
+from torchaos.injectors.cuda import Error, OutOfMemory
 from torchaos.injectors.process_raise import Raise
 from torchaos.plugin import Fault
 

@@ -18,7 +18,7 @@ from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.record import Record
-from torchaos.injectors.gpu_xid import Xid
+from torchaos.injectors.gpu_reports import Xid
 
 FAULT = PlannedFault("xid", "gpu.xid", "node", Target((1,)), Moment(1, 16, None), {}, "", "Xid")
 

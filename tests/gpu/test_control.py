@@ -18,8 +18,7 @@ from torchaos.harness.fault_drivers import gpu as gpu_fault
 from torchaos.harness.fault_drivers.gpu import XIDS
 from torchaos.harness.interfaces import ChaosError
 from torchaos.harness.protocol.wire import Kind
-from torchaos.injectors.gpu_lost import Lost
-from torchaos.injectors.gpu_xid import Xid
+from torchaos.injectors.gpu_reports import Lost, Xid
 
 REPOSITORY = Path(__file__).parents[2]
 

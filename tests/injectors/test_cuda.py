@@ -102,7 +102,7 @@ for what in [*calls, lambda: tensor.detach()[0].item()]:
         print(type(error).__name__, error.error_code)
 tensor + 1
 """
-    done = apply("cuda_error", "Error", then)
+    done = apply("cuda", "Error", then)
     assert done.stdout.splitlines() == ["AcceleratorError 214"] * 5, done.stderr
     assert done.returncode == 1
     assert "uncorrectable ECC error encountered" in done.stderr
@@ -110,7 +110,7 @@ tensor + 1
 
 def test_the_watchdog_aborts() -> None:
     """SIGABRT, with the watchdog's line and the C++ runtime's, while Python is elsewhere."""
-    done = apply("cuda_abort", "Abort", "one.apply(site)\nimport time\ntime.sleep(60)\n")
+    done = apply("cuda", "Abort", "one.apply(site)\nimport time\ntime.sleep(60)\n")
     assert done.returncode == -6
     assert "Process group watchdog thread terminated with exception: CUDA error: uncorrectable ECC" in done.stderr
     assert "terminate called after throwing an instance of 'c10::DistBackendError'" in done.stderr
@@ -126,5 +126,5 @@ for what in (lambda: one.apply(site), lambda: torch.empty(1 << 28, dtype=torch.u
     except RuntimeError as error:
         print("can't allocate memory" in str(error))
 """
-    done = apply("cuda_memory", "OutOfMemory", then)
+    done = apply("cuda", "OutOfMemory", then)
     assert done.stdout.splitlines() == ["True", "True"], done.stderr

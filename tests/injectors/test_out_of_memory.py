@@ -21,8 +21,8 @@ from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback import cgroup_handles
 from torchaos.harness.rollback.cgroup_handles import MemoryCgroup
+from torchaos.injectors.process_hang import Uninterruptible
 from torchaos.injectors.process_out_of_memory import OutOfMemory
-from torchaos.injectors.process_uninterruptible import Uninterruptible
 from torchaos.injectors.straggle_quota import StraggleQuota
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())

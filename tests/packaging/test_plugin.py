@@ -82,7 +82,7 @@ def test_it_is_what_the_harness_uses() -> None:
 def test_each_injector_loads_in_a_rank() -> None:
     """With the standard library and the agent alone; nothing else of the harness is loaded, and no name stays."""
     sources = sorted({REPOSITORY / "injectors" / f"{name.rpartition('.')[2]}.py" for name in IN_RANKS})
-    assert len(sources) > 20
+    assert len(sources) > 10
     run(sys.executable, "-I", "-S", "-c", LOAD, REPOSITORY / "harness", *sources, cwd=REPOSITORY)
 
 

@@ -213,7 +213,7 @@ def test_whatever_an_injector_raises_is_told(
     folder: RunDir, journal: Journal, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug in somebody's injector is a fault that was missed, with its name, and no lost thread."""
-    from torchaos.injectors.process_freeze import Freeze
+    from torchaos.injectors.process_hang import Freeze
 
     def fail(self: object, site: object) -> None:
         raise LookupError("no such device")
@@ -231,7 +231,7 @@ def test_a_fault_that_is_refused_lets_go_of_its_pacer(
     folder: RunDir, journal: Journal, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it would change is not permitted: it is called off, so that no rank waits for it at its Moment."""
-    from torchaos.injectors.process_freeze import Freeze
+    from torchaos.injectors.process_hang import Freeze
 
     def refuse(self: object, site: object) -> None:
         raise NotPermitted("outside")

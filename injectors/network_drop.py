@@ -1,4 +1,7 @@
-"""network.partition: nodes can't reach each other, as behind a broken switch."""
+"""Packets between nodes are lost.
+
+- network.partition: all of them, as behind a broken switch
+- network.loss: a share of them, as on a bad cable"""
 
 from __future__ import annotations
 
@@ -20,3 +23,16 @@ class Partition(PacketDropFault):
 
     name = "network.partition"
     percent = 100.0
+
+
+@dataclass(frozen=True)
+class Loss(PacketDropFault):
+    """Drops `percent` of the packets between the target nodes and `peers` (by default all other nodes), chosen at
+    random, in both directions."""
+
+    percent: float = 10.0
+    peers: list[int] = field(default_factory=list)
+
+    name = "network.loss"
+    direction = "both"
+    ports = ()

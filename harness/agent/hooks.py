@@ -65,7 +65,7 @@ class _Installer:
         from .saving.manifest_hooks import ManifestHook
         from .state.state_check_sums import StateSums
         from .training.learning_rates import LearningRates
-        from .training.loss import Losses
+        from .training.step_events import Losses
         from .training.step_hooks import StepHooks
 
         agent, ring = self._agent, BatchRing()

@@ -17,8 +17,7 @@ from torchaos.harness.checkpoints.files import Files, locate
 from torchaos.harness.checkpoints.layout import Checkpoint, Problem, Trouble
 from torchaos.harness.checkpoints.verify import Manifests, Verified
 from torchaos.harness.checkpoints.verify import verify as verify_one
-from torchaos.harness.cli.options import AS_JSON, cli, is_told
-from torchaos.harness.cli.run_folders import RunFolder
+from torchaos.harness.cli.options import AS_JSON, RunFolder, cli, is_told
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.monitoring.diagnosis import blame, flight_recorder
 from torchaos.harness.monitoring.diagnosis.diagnosis import Diagnosis

@@ -14,11 +14,10 @@ import click
 from rich.console import Console
 
 from torchaos.harness.cli.explore import explore
-from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, QUIET, SUMMARY, VERBOSE, WEBHOOK, cli
+from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, QUIET, RUNS, SUMMARY, VERBOSE, WEBHOOK, cli
 from torchaos.harness.cli.results import notify, summarize
 from torchaos.harness.cli.run import run as run_scenarios
 from torchaos.harness.cli.run import write_reports
-from torchaos.harness.cli.run_folders import RUNS
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.redaction import mask_words
 from torchaos.harness.record.result import Verdict

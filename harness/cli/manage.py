@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 
 from torchaos.harness.base_classes import parse_duration
-from torchaos.harness.cli.options import AS_JSON, PATH, cli, is_told
-from torchaos.harness.cli.run_folders import RUNS, RunFolder
+from torchaos.harness.cli.options import AS_JSON, PATH, RUNS, RunFolder, cli, is_told
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.result import ExitCode

@@ -21,14 +21,15 @@ from torchaos.harness.cli.options import (
     PATH,
     RUN_DIR,
     RUN_DIRS,
+    RUNS,
     SUMMARY,
     VERBOSE,
     Command,
     Ranks,
+    RunFolder,
     cli,
     is_told,
 )
-from torchaos.harness.cli.run_folders import RUNS, RunFolder
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.record.record import Record

@@ -39,6 +39,7 @@ from torchaos.harness.cli.options import (
     QUIET,
     RATE,
     REPEAT,
+    RUNS,
     SEED,
     SET,
     SUMMARY,
@@ -46,8 +47,8 @@ from torchaos.harness.cli.options import (
     WithCommand,
     cli,
     is_told,
+    remember,
 )
-from torchaos.harness.cli.run_folders import RUNS, remember
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.events.journal import Journal

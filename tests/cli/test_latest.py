@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
-from torchaos.harness.cli.run_folders import RunFolder, latest, remember
+from torchaos.harness.cli.options import RunFolder, latest, remember
 from torchaos.harness.interfaces import UsageError
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs"

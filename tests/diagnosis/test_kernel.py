@@ -15,7 +15,7 @@ from waiting import wait_until
 
 from torchaos.harness.interfaces import RankProcess, UsageError
 from torchaos.harness.monitoring.diagnosis import kernel_trace
-from torchaos.harness.monitoring.observers.kernel_sleeps import KernelSleeps
+from torchaos.harness.monitoring.observers.hang_detectors import KernelSleeps
 from torchaos.harness.protocol.wire import start_ticks
 
 # posix_spawn shares its memory with the child until that has called exec: so long the caller sleeps in state D. Here

@@ -11,8 +11,7 @@ from waiting import wait_until
 
 from torchaos.harness.interfaces import RankProcess, UsageError
 from torchaos.harness.monitoring.diagnosis.kernel_trace import Wait
-from torchaos.harness.monitoring.observers.hang_detectors import Opinion, Rule
-from torchaos.harness.monitoring.observers.kernel_sleeps import KernelSleeps
+from torchaos.harness.monitoring.observers.hang_detectors import KernelSleeps, Opinion, Rule
 
 RANKS = [RankProcess(number, number, 0, os.getpid() + number, 1, 0, 2) for number in range(2)]
 SLEEP = "in an uninterruptible sleep"

@@ -29,8 +29,8 @@ from typing import Any
 from ...protocol.check_sums import SHARD, check_sum, is_whole, local, plain_of_each, stacked
 from ...protocol.wire import Kind, Phase
 from ..agent import Agent
-from ..training.loss import is_capturing
 from ..training.step_counter import Shown
+from ..training.step_events import is_capturing
 from .tensor_names import Named, TensorNames, kind_of, parameters, tensors_in
 
 HOOK = "kept"

@@ -16,11 +16,9 @@ from ...protocol.wire import Kind, Phase
 from ..agent import Agent
 from ..batches.batch_ring import UNSEEN, TrainedBatches
 from .learning_rates import CounterOffset, LearningRates, optimizer_step
-from .loss import Losses
-from .parameter_updates import UpdateDetector
-from .plain_optimizers import PlainOptimizers
+from .plain_optimizers import PlainOptimizers, UpdateDetector
 from .step_counter import NOTHING, Closed, OptimizerTurns, Segment, StepCounter
-from .step_events import StepEvents
+from .step_events import Losses, StepEvents
 
 _PLAIN = "plain"  # the key of all optimizers together that are none of torch's
 _NO_STEP = (

@@ -1,5 +1,5 @@
-"""The opinions of the observers of a hang, and the rule that combines them into a suspicion or a hang. Three observers
-are here; the others are in resource_use.py, kernel_sleeps.py and hang_watch.py.
+"""The opinions of the observers of a hang, and the rule that combines them into a suspicion or a hang. Four observers
+are here; the others are in resource_use.py and hang_watch.py.
 
 `LogSilence`: the job's log has not grown for longer than usual.
 
@@ -7,17 +7,24 @@ are here; the others are in resource_use.py, kernel_sleeps.py and hang_watch.py.
 because each time costs about 20 ms of CPU per rank. A rank may work in a single call for a long time; so while a rank
 uses the CPU, only a tenth of the time counts.
 
-`Overdue`: by the agent's stamps, a collective takes longer than its bound, or no rank begins or ends a collective."""
+`Overdue`: by the agent's stamps, a collective takes longer than its bound, or no rank begins or ends a collective.
+
+`KernelSleeps`: the kernel's tracepoints show (by bpftrace) that a rank sleeps without a break where no signal ends it,
+as with a dead disk. In /proc, many short reads look the same. It is asked only while another observer suspects a hang,
+because it takes bpftrace a second to attach."""
 
 from __future__ import annotations
 
 import struct
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchaos.harness.interfaces import RankProcess
+from torchaos.harness.interfaces import ChaosError, RankProcess
+from torchaos.harness.monitoring.diagnosis import kernel_trace
+from torchaos.harness.monitoring.diagnosis.kernel_trace import Wait
 from torchaos.harness.monitoring.diagnosis.live_job import Stack, find_py_spy, sample
 from torchaos.harness.protocol import collective_stamps
 
@@ -258,3 +265,49 @@ def _read(path: Path) -> tuple[int, ...] | None:
     if len(raw) != collective_stamps.SIZE:
         return None
     return struct.unpack_from(f"{collective_stamps.SLOTS * 8}q", raw, _RING)
+
+
+_LOOK_S = 1.0
+_LONG_S = 0.8 * _LOOK_S  # shorter sleeps may be reads of a slow disk
+
+
+@dataclass
+class KernelSleeps:
+    """Looks for ranks that sleep in the kernel. Has no opinion without root or bpftrace, or if no rank sleeps long.
+    `watch`: how the ranks (pid by rank) are observed for some seconds."""
+
+    name = "kernel"
+    watch: Callable[[Mapping[int, int], float], Sequence[Wait]] = kernel_trace.watch
+    missing: Callable[[], str | None] = kernel_trace.missing
+    problem: str = ""
+    _asleep: tuple[Wait, ...] = ()
+    _looking: threading.Thread | None = field(default=None, repr=False)
+
+    def look(self, wanted: bool, ranks: Sequence[RankProcess]) -> Opinion | None:
+        """How long a rank sleeps, at least. `wanted`: another observer suspects a hang."""
+        if not wanted:
+            self._asleep, self.problem = (), ""
+            return None
+        if self.problem:
+            return Opinion(self.name, 0.0, 0.0, armed=False, blind=self.problem)
+        if not (self._looking and self._looking.is_alive()) and not self.missing():
+            pids = {rank.rank: rank.pid for rank in ranks}
+            self._looking = threading.Thread(target=self._ask, args=(pids,), name="kernel")  # some seconds
+            self._looking.start()
+        if not self._asleep:
+            return None
+        longest_s = max(wait.longest_s for wait in self._asleep)
+        asleep = tuple(wait.rank for wait in self._asleep)
+        return Opinion(self.name, longest_s, 0.0, detail="; ".join(map(str, self._asleep)), ranks=asleep)
+
+    def words(self) -> dict[int, str]:
+        """What the last look saw, as a clause by rank."""
+        return {wait.rank: f"the kernel saw it {wait.what} for {wait.longest_s:.2f} s" for wait in self._asleep}
+
+    def _ask(self, pids: Mapping[int, int]) -> None:
+        try:
+            seen = self.watch(pids, _LOOK_S)
+        except (OSError, ChaosError) as error:
+            self.problem = str(error)
+            return
+        self._asleep = tuple(wait for wait in seen if wait.longest_s >= _LONG_S)

@@ -26,8 +26,15 @@ from torchaos.harness.interfaces import Emit, Need, RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
 from torchaos.harness.monitoring.diagnosis.diagnosis import LOW
 from torchaos.harness.monitoring.diagnosis.live_job import find_py_spy
-from torchaos.harness.monitoring.observers.hang_detectors import LogSilence, Opinion, Overdue, Rule, Stagnation, Tick
-from torchaos.harness.monitoring.observers.kernel_sleeps import KernelSleeps
+from torchaos.harness.monitoring.observers.hang_detectors import (
+    KernelSleeps,
+    LogSilence,
+    Opinion,
+    Overdue,
+    Rule,
+    Stagnation,
+    Tick,
+)
 from torchaos.harness.monitoring.observers.resource_use import Idle, awaited, spinning
 from torchaos.harness.monitoring.probes.gpu_probe import Sample
 from torchaos.harness.protocol.wire import Kind

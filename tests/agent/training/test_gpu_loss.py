@@ -77,7 +77,7 @@ TORCH = SimpleNamespace(
 @pytest.fixture
 def losses(agent_module: Agent, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The hook of losses on two GPUs, with `emitted`: the events of its agent."""
-    loss, tally = agent_module("agent.training.loss"), agent_module("agent.training.step_counter")
+    loss, tally = agent_module("agent.training.step_events"), agent_module("agent.training.step_counter")
     monkeypatch.setattr(loss, "import_module", lambda name: TORCH)
     Gpu.waiting.clear()
     emitted: list[Any] = []

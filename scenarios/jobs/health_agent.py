@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,19 @@ def main(command: list[str]) -> int:
     if "--self-test" in more and subprocess.call([sys.executable, SELF_TEST]):
         print("health agent: this node does not join the job", flush=True)
         return 1
+    watcher, listen = _start_watcher(more)
+    job = Job([program, *command[1:]], listen, more)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, job.pass_on)
+    try:
+        return job.run()
+    finally:
+        watcher.kill()
+        watcher.wait()
+
+
+def _start_watcher(more: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The process that watches the GPUs, and the pipe from which its words are read."""
     # torchaos's overlay must reach only the processes that watch, never the ranks: NCCL reads its topology from NVML.
     overlay, others = os.environ.get("TORCHAOS_NVML_PATH"), os.environ.get("LD_LIBRARY_PATH")
     paths = ":".join(path for path in (overlay, others) if path)
@@ -71,42 +84,50 @@ def main(command: list[str]) -> int:
     watcher = subprocess.Popen([sys.executable, __file__, *arguments], env=env, pass_fds=[tell])
     os.close(tell)
     os.set_blocking(listen, False)
-    most = next((int(word.partition("=")[2]) for word in more if word.startswith("--strikes=")), 0)
-    job: subprocess.Popen[bytes] | None = None
-    stop: list[int] = []  # signals that this process got
+    return watcher, listen
 
-    def pass_on(signum: int, frame: object) -> None:
-        stop.append(signum)
-        if job is not None:
-            job.send_signal(signum)
 
-    def leave() -> None:
-        print("health agent: this node leaves the job", flush=True)
-        pass_on(signal.SIGTERM, None)
+class Job:
+    """The job of this node. `listen`: the pipe of the watcher."""
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
-    gpus, told = os.environ.get("CUDA_VISIBLE_DEVICES", ""), b""
-    try:
+    def __init__(self, command: list[str], listen: int, more: list[str]) -> None:
+        self.command, self.listen, self.more = command, listen, more
+        self.strikes = next((int(word.partition("=")[2]) for word in more if word.startswith("--strikes=")), 0)
+        self.gpus, self.told = os.environ.get("CUDA_VISIBLE_DEVICES", ""), b""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stopped = False  # this process got a signal
+
+    def run(self) -> int:
+        """Runs the job, again with a spare GPU in the place of each sick one. Returns its exit code."""
         while True:
-            listens = most or "--self-test" in more
-            job = subprocess.Popen([program, *command[1:]], stderr=subprocess.PIPE if listens else None)
-            if job.stderr is not None:
-                threading.Thread(target=strikes, args=(job.stderr, most, leave), daemon=True).start()
-            while (code := job.poll()) is None:
-                told += _read(listen)
-                if "--drain" in more and leaves(gpus, told.decode()) and not stop:
-                    leave()
-                time.sleep(EVERY_S / 10)
-            told += _read(listen)
-            others = without_sick(gpus, told.decode())
-            if code == 0 or stop or others == gpus:
+            code = self._once()
+            others = without_sick(self.gpus, self.told.decode())
+            if code == 0 or self.stopped or others == self.gpus:
                 return code if code >= 0 else 128 - code
-            print(f"health agent: starting again on GPUs {others} instead of {gpus}", flush=True)
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpus = others
-    finally:
-        watcher.kill()
-        watcher.wait()
+            print(f"health agent: starting again on GPUs {others} instead of {self.gpus}", flush=True)
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus = others
+
+    def _once(self) -> int:
+        listens = self.strikes or "--self-test" in self.more
+        job = self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE if listens else None)
+        if job.stderr is not None:
+            threading.Thread(target=strikes, args=(job.stderr, self.strikes, self.leave), daemon=True).start()
+        while (code := job.poll()) is None:
+            self.told += _read(self.listen)
+            if "--drain" in self.more and leaves(self.gpus, self.told.decode()) and not self.stopped:
+                self.leave()
+            time.sleep(EVERY_S / 10)
+        self.told += _read(self.listen)
+        return code
+
+    def leave(self) -> None:
+        print("health agent: this node leaves the job", flush=True)
+        self.pass_on(signal.SIGTERM, None)
+
+    def pass_on(self, signum: int, frame: object) -> None:
+        self.stopped = True
+        if self.process is not None:
+            self.process.send_signal(signum)
 
 
 def _read(pipe: int) -> bytes:
@@ -163,59 +184,91 @@ def watch(job: int, tell: int, *more: str) -> None:
     import pynvml as nvml
 
     nvml.nvmlInit()
-    count, bad = nvml.nvmlDeviceGetCount(), set[int]()
-    uuids = [nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(gpu)) for gpu in range(count)]
-    places = [_place(nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(gpu)).busId) for gpu in range(count)]
-    log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK) if "--kernel-log" in more else None
-    if log is not None:
-        os.lseek(log, 0, os.SEEK_END)
-    events = nvml.nvmlEventSetCreate()
-    for gpu in range(count):
-        nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(gpu), nvml.nvmlEventTypeXidCriticalError, events)
-    print(f"health agent: {count} GPUs are watched", flush=True)
-    os.write(tell, f"has {' '.join(map(str, range(count)))}\n".encode())
-    looked, noted = 0.0, dict[int, list[str]]()
-    corrected, saved_s = dict[int, int](), dict[int, float]()
+    gpus = Gpus(nvml, job, tell, more)
+    print(f"health agent: {gpus.count} GPUs are watched", flush=True)
+    os.write(tell, f"has {' '.join(map(str, range(gpus.count)))}\n".encode())
     while True:
-        reasons = {}
+        gpus.look()
+
+
+class Gpus:
+    """The GPUs of this node. `bad`: those whose ranks were told to leave."""
+
+    def __init__(self, nvml: Any, job: int, tell: int, more: Sequence[str]) -> None:
+        self.nvml, self.job, self.tell, self.more = nvml, job, tell, more
+        self.count, self.bad = nvml.nvmlDeviceGetCount(), set[int]()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in range(self.count)]
+        self.uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        self.places = [_place(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+        self.log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK) if "--kernel-log" in more else None
+        if self.log is not None:
+            os.lseek(self.log, 0, os.SEEK_END)
+        self.events = nvml.nvmlEventSetCreate()
+        for handle in handles:
+            nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self.events)
+        self.looked, self.noted = 0.0, dict[int, list[str]]()
+        self.corrected, self.saved_s = dict[int, int](), dict[int, float]()
+
+    def look(self) -> None:
+        """Waits for an event, at most EVERY_S seconds, and tells the ranks of each GPU that has turned bad to leave."""
+        reasons = self._reported()
+        if reasons or time.monotonic() - self.looked > EVERY_S / 2:
+            self.looked = time.monotonic()
+            states = {gpu: _problem(self.nvml, gpu) for gpu in range(self.count)}
+            states |= _seen_by_dcgm() if "--dcgm" in self.more else {}
+            sick = {gpu: why for gpu, why in states.items() if why}
+            reasons = {**sick, **reasons, **self._in_kernels_log()}
+            self._note()
+            if "--predict" in self.more:
+                self._predict()
+            self.bad.intersection_update(sick)  # a GPU that is well again may turn bad again
+        for gpu, why in reasons.items():
+            if gpu not in self.bad:
+                self._turns_bad(gpu, why)
+
+    def _reported(self) -> dict[int, str]:
+        nvml = self.nvml
         try:
-            event = nvml.nvmlEventSetWait_v2(events, int(EVERY_S * 1000))
+            event = nvml.nvmlEventSetWait_v2(self.events, int(EVERY_S * 1000))
             if event.eventData in FATAL_XIDS:
-                reasons = dict.fromkeys(_index(nvml, event, count), f"Xid {event.eventData}")
+                return dict.fromkeys(_index(nvml, event, self.count), f"Xid {event.eventData}")
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
                 time.sleep(0.05)  # a bad GPU reports this at once, for as long as it is bad
             elif error.value != nvml.NVML_ERROR_TIMEOUT:
                 raise
-        if reasons or time.monotonic() - looked > EVERY_S / 2:
-            looked = time.monotonic()
-            states = {gpu: _problem(nvml, gpu) for gpu in range(count)}
-            states |= _seen_by_dcgm() if "--dcgm" in more else {}
-            for place, number in _logged(log) if log is not None else ():
-                if number in FATAL_XIDS and place in places:
-                    reasons[places.index(place)] = f"the kernel's log shows Xid {number}"
-            reasons = {**{gpu: why for gpu, why in states.items() if why}, **reasons}
-            for gpu in range(count):
-                if (notes := _notes(nvml, gpu)) != noted.get(gpu, []):
-                    noted[gpu] = notes
-                    print(f"health agent: GPU {gpu}: {', '.join(notes) or 'nothing to note any more'}", flush=True)
-            before, corrected = corrected, _corrected(nvml, count)
-            for gpu in rising(before, corrected) if "--predict" in more else ():
-                if looked - saved_s.get(gpu, -AGAIN_S) >= AGAIN_S:
-                    saved_s[gpu] = looked
-                    print(f"health agent: GPU {gpu}: {corrected[gpu]} errors were corrected; time to save", flush=True)
-                    for pid in ranks_on(gpu, uuids[gpu], job):
-                        if _catches(pid, signal.SIGUSR1):  # a rank that has only just started would die of it
-                            os.kill(pid, signal.SIGUSR1)
-            bad &= {gpu for gpu, why in states.items() if why}  # a GPU that is well again may turn bad again
-        for gpu, why in reasons.items():
-            if gpu not in bad:
-                bad.add(gpu)
-                os.write(tell, f"sick {gpu}\n".encode())
-                pids = ranks_on(gpu, uuids[gpu], job)
-                print(f"health agent: GPU {gpu}: {why}; telling {len(pids)} ranks to leave", flush=True)
-                for pid in pids:
-                    os.kill(pid, signal.SIGTERM)
+        return {}
+
+    def _in_kernels_log(self) -> dict[int, str]:
+        return {
+            self.places.index(place): f"the kernel's log shows Xid {number}"
+            for place, number in (_logged(self.log) if self.log is not None else ())
+            if number in FATAL_XIDS and place in self.places
+        }
+
+    def _note(self) -> None:
+        for gpu in range(self.count):
+            if (notes := _notes(self.nvml, gpu)) != self.noted.get(gpu, []):
+                self.noted[gpu] = notes
+                print(f"health agent: GPU {gpu}: {', '.join(notes) or 'nothing to note any more'}", flush=True)
+
+    def _predict(self) -> None:
+        before, self.corrected = self.corrected, _corrected(self.nvml, self.count)
+        for gpu in rising(before, self.corrected):
+            if self.looked - self.saved_s.get(gpu, -AGAIN_S) >= AGAIN_S:
+                self.saved_s[gpu] = self.looked
+                print(f"health agent: GPU {gpu}: {self.corrected[gpu]} errors were corrected; time to save", flush=True)
+                for pid in ranks_on(gpu, self.uuids[gpu], self.job):
+                    if _catches(pid, signal.SIGUSR1):  # a rank that has only just started would die of it
+                        os.kill(pid, signal.SIGUSR1)
+
+    def _turns_bad(self, gpu: int, why: str) -> None:
+        self.bad.add(gpu)
+        os.write(self.tell, f"sick {gpu}\n".encode())
+        pids = ranks_on(gpu, self.uuids[gpu], self.job)
+        print(f"health agent: GPU {gpu}: {why}; telling {len(pids)} ranks to leave", flush=True)
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
 
 
 def _index(nvml: Any, event: Any, count: int) -> list[int]:
@@ -302,31 +355,37 @@ def _notes(nvml: Any, gpu: int) -> list[str]:
 
 
 def ranks_on(gpu: int, uuid: str, job: int) -> list[int]:
-    """The rank processes below the job that use this GPU. Local rank N uses GPU N, or the Nth GPU that is visible to
-    it, or the only one."""
-    parents, found = {}, []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
+    """The rank processes below the job that use this GPU."""
+    children, found = _children(), []
     waiting = children.get(job, [])
     while waiting:
         pid = waiting.pop()
         env = _environ(pid)
-        if "RANK" in env and "LOCAL_RANK" in env:
-            listed = env.get("CUDA_VISIBLE_DEVICES", "").strip()
-            visible = [] if listed in ("", "-1") else [part.strip() for part in listed.split(",")]
-            local = int(env["LOCAL_RANK"])
-            mine = visible[local] if local < len(visible) else visible[0] if len(visible) == 1 else str(local)
-            if mine == str(gpu) or (mine.startswith("GPU-") and uuid.startswith(mine)):
-                found.append(pid)
-        else:
-            waiting += children.get(pid, [])  # the rank itself is responsible for the processes that it starts
+        if "RANK" not in env or "LOCAL_RANK" not in env:
+            waiting += children.get(pid, [])  # a rank itself is responsible for those that it starts
+        elif _uses(env, gpu, uuid):
+            found.append(pid)
     return found
+
+
+def _children() -> dict[int, list[int]]:
+    """The processes of this machine, by their parent."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(folder.name))
+    return children
+
+
+def _uses(env: dict[str, str], gpu: int, uuid: str) -> bool:
+    """Local rank N uses GPU N, or the Nth GPU that is visible to it, or the only one."""
+    listed, local = env.get("CUDA_VISIBLE_DEVICES", "").strip(), int(env["LOCAL_RANK"])
+    visible = [] if listed in ("", "-1") else [part.strip() for part in listed.split(",")]
+    mine = visible[local] if local < len(visible) else visible[0] if len(visible) == 1 else str(local)
+    return mine == str(gpu) or (mine.startswith("GPU-") and uuid.startswith(mine))
 
 
 def _catches(pid: int, signum: int) -> bool:

@@ -32,10 +32,6 @@ class OutcomeClass(str, Enum):
     UNCLEAR = "can't be told"
     RIGHT = "resumed correctly"
 
-    @classmethod
-    def _missing_(cls, value: object) -> OutcomeClass | None:
-        return cls.RIGHT if value == "resumed rightly" else None  # in explorations of earlier versions
-
     @property
     def exit_code(self) -> ExitCode:
         if self is OutcomeClass.RIGHT:

@@ -22,7 +22,7 @@ from torchaos.harness.interfaces import UsageError
 from torchaos.harness.record.plan import stream
 from torchaos.harness.running import capabilities
 from torchaos.harness.scenario.checks import Tell, check, with_settings
-from torchaos.harness.scenario.field_types import Strict, fill_some
+from torchaos.harness.scenario.field_types import Strict, fill_all, fill_some
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.loader import load_as
 
@@ -236,7 +236,7 @@ def as_scenario(day: GameDay, here: Path, home: Path) -> dict[str, Any]:
 
 def _job(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
     values = {"day": str(home), "here": str(here)}
-    job: dict[str, Any] = _filled(day.job.model_dump(exclude_none=True, exclude_defaults=True), values)
+    job: dict[str, Any] = fill_all(day.job.model_dump(exclude_none=True, exclude_defaults=True), values)
     job["cwd"] = str((here / fill_some(day.job.cwd, values)).absolute())
     if "resubmit" in job:
         job["resubmit"] = {**job["resubmit"], "delay": _seconds(day.job.resubmit.delay if day.job.resubmit else 0.0)}
@@ -277,14 +277,6 @@ def _stuck(day: GameDay) -> list[Any]:
 
 def _items(items: Any) -> list[Any]:
     return [{item.name: item.params} for item in items]
-
-
-def _filled(value: Any, values: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _filled(one, values) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_filled(one, values) for one in value]
-    return fill_some(value, values) if isinstance(value, str) else value
 
 
 def _seconds(seconds: float) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.fault_outcomes import Clock, FaultOutcome, Outcome
@@ -242,15 +241,13 @@ def show(
     pen = Pen(console)
     code, why = verdict_of(cases)
     verdict = code.verdict
-    badge, name = Text(f" {verdict.value.upper()} ", f"bold reverse {COLOURS[verdict]}"), pen.text(day.name, "bold")
     faults = sum(len(one.faults) for one in rounds)
     about = (
         f"seed {day.seed}, {_of(len(rounds), len(day.rounds), 'round')}, "
         f"{faults_in_words(day, faults, verdict)}, "
         f"{seconds_in_words(score.clock.wall_s)} since the first steps"
     )
-    pen.gap()
-    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(about, "dim"), indent=0)
+    pen.banner(verdict.value.upper(), COLOURS[verdict], day.name, about)
     for sentence in why:
         sentence = sentence.partition(f": {score.problems[0]}")[0] if score.problems else sentence
         pen.row([], pen.text(f"{sentence}.", "bold"), indent=1, most=3)

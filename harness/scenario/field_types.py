@@ -97,6 +97,15 @@ def fill_some(text: str, values: Mapping[str, str]) -> str:
     return _BRACES.sub(lambda match: values.get(match[1] or "", match[0]), text)
 
 
+def fill_all(value: Any, values: Mapping[str, str]) -> Any:
+    """Replaces these placeholders, as `fill_some` does, in all texts of plain data."""
+    if isinstance(value, dict):
+        return {key: fill_all(one, values) for key, one in value.items()}
+    if isinstance(value, list):
+        return [fill_all(one, values) for one in value]
+    return fill_some(value, values) if isinstance(value, str) else value
+
+
 def fill(text: str, values: Mapping[str, str]) -> str:
     """Replaces placeholders by their values. Placeholders without a value stay. Doubled braces become single braces."""
 

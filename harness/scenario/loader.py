@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from torchaos.harness import registry
 from torchaos.harness.interfaces import UsageError
 from torchaos.harness.scenario.checks import Tell, check, with_settings
-from torchaos.harness.scenario.field_types import fill_some
+from torchaos.harness.scenario.field_types import fill_all
 from torchaos.harness.scenario.grammar import Job, Scenario
 from torchaos.harness.scenario.validation_errors import Rest, in_file, most_telling, words
 from torchaos.harness.scenario.yaml_source import (
@@ -290,11 +290,7 @@ def settled_scenario(data: Mapping[str, Any], planned_cwd: str) -> dict[str, Any
 
 
 def _filled(value: Any, folder: Path) -> Any:
-    if isinstance(value, dict):
-        return {key: _filled(item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_filled(item, folder) for item in value]
-    return fill_some(value, {"here": str(folder)}) if isinstance(value, str) else value
+    return fill_all(value, {"here": str(folder)})
 
 
 def _in(folder: Path, path: str) -> str:

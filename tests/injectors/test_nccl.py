@@ -19,10 +19,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario.loader import load
-from torchaos.injectors.nccl_break import Error, Refuse
-from torchaos.injectors.nccl_corrupt import Corrupt
-from torchaos.injectors.nccl_flow import Delay, Flap, Stall, Throttle
-from torchaos.injectors.nccl_nics import Nics
+from torchaos.injectors.nccl import Corrupt, Delay, Error, Flap, Nics, Refuse, Stall, Throttle
 
 READY = sorted((Path(__file__).parents[2] / "scenarios" / "collective").glob("nccl-*.yaml"))
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())

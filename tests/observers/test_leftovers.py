@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.interfaces import Need
-from torchaos.harness.monitoring.observers import final_snapshot
-from torchaos.harness.monitoring.observers.final_snapshot import Leftovers
+from torchaos.harness.monitoring.observers import end_of_job
+from torchaos.harness.monitoring.observers.end_of_job import Leftovers
 from torchaos.harness.protocol.wire import start_ticks
 from torchaos.harness.record.plan import Plan, PlannedJob
 
@@ -30,13 +30,13 @@ print(server.getsockname()[1], flush=True)
 sys.stdin.read()
 """
 
-pytestmark = pytest.mark.skipif(not os.access(final_snapshot.SHARED, os.W_OK), reason="needs /dev/shm")
+pytestmark = pytest.mark.skipif(not os.access(end_of_job.SHARED, os.W_OK), reason="needs /dev/shm")
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A place for an entry, taken away afterwards."""
-    path = final_snapshot.SHARED / f"torchaos-test-{os.getpid()}x"
+    path = end_of_job.SHARED / f"torchaos-test-{os.getpid()}x"
     yield path
     path.unlink(missing_ok=True)
 
@@ -49,7 +49,7 @@ def test_a_process_that_stays_is_told_with_its_port_and_its_memory(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it lives it is a leftover; once it is dead, what it had in shared memory still is."""
-    monkeypatch.setattr(final_snapshot, "GRACE_S", 0.2)
+    monkeypatch.setattr(end_of_job, "GRACE_S", 0.2)
     members: dict[int, int] = {}
     left = Leftovers(PLAN, lambda: members)
     child = subprocess.Popen(

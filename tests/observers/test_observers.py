@@ -17,7 +17,7 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.interfaces import RankProcess
-from torchaos.harness.monitoring.observers import final_snapshot
+from torchaos.harness.monitoring.observers import end_of_job
 from torchaos.harness.monitoring.observers.hang_detectors import LogSilence, Opinion, Overdue, Stagnation
 from torchaos.harness.monitoring.observers.resource_use import Idle
 from torchaos.harness.protocol.collective_stamps import Stamps
@@ -171,13 +171,13 @@ def test_only_the_latest_attempt_counts(tmp_path: Path) -> None:
 def test_a_report_of_another_tool(tmp_path: Path) -> None:
     """It is read as data; what is wrong with it is said."""
     path = tmp_path / "said.json"
-    assert "can't be read" in final_snapshot.read(path)["error"]
+    assert "can't be read" in end_of_job.read(path)["error"]
     for text, expected in (
         ('{"culprits": [1, 3], "more": 1}', {"culprits": [1, 3]}), ('{"culprits": "1"}', None), ("[", None),
         ("[1]", None),
     ):  # fmt: skip
         path.write_text(text)
-        found = final_snapshot.read(path)
+        found = end_of_job.read(path)
         assert found == expected if expected else "error" in found
 
 
@@ -188,5 +188,5 @@ def test_the_report_that_an_assertion_names_is_collected(tmp_path: Path) -> None
     (folder.job / "said.json").write_text('{"culprits": [2]}')
     job = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, None)
     plan = Plan("made-up", "", 7, job, (), (Named("culprit_identified", {"report": "{run}/said.json"}),))
-    assert final_snapshot.of_run(plan, folder) == {"culprits": [2]}
-    assert final_snapshot.of_run(replace(plan, asserts=(Named("hang_detected", {}),)), folder) is None
+    assert end_of_job.of_run(plan, folder) == {"culprits": [2]}
+    assert end_of_job.of_run(replace(plan, asserts=(Named("hang_detected", {}),)), folder) is None

@@ -176,11 +176,8 @@ def brief(result: Result, console: Console, report: Path | None = None) -> None:
 
 def _headline(pen: Pen, result: Result, told: Why) -> None:
     """Prints the verdict and its reason, never shortened: the decisive word may be the last."""
-    badge = Text(f" {result.verdict.value.upper()} ", f"bold reverse {COLOURS[result.verdict]}")
     about = f"seed {result.seed}, {seconds_in_words(result.duration_s)}"
-    pen.gap()
-    name = pen.text(result.scenario, "bold")
-    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(about, "dim"), indent=0)
+    pen.banner(result.verdict.value.upper(), COLOURS[result.verdict], result.scenario, about)
     pen.row([], pen.text(f"{told.lead}.", "bold"), indent=1)
     for line in told.log:
         pen.row([(pen.text("|", "dim"), 1)], pen.text(line), indent=3)

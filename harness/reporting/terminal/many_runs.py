@@ -107,10 +107,8 @@ _VALUE_NAME, _COLUMN = 34, 9
 def show_repeats(repeats: Repeats, console: Console) -> None:
     """Prints the verdict, rates with their bounds, and the distribution of every figure."""
     pen = Pen(console)
-    badge = Text(f" {repeats.verdict.value.upper()} ", f"bold reverse {COLOURS[repeats.verdict]}")
-    pen.gap()
-    name = pen.text(f"{repeats.scenario}, {len(repeats.seeds)} of {repeats.times} repetitions", "bold")
-    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(repeats.asked, "dim"), indent=0)
+    name = f"{repeats.scenario}, {len(repeats.seeds)} of {repeats.times} repetitions"
+    pen.banner(repeats.verdict.value.upper(), COLOURS[repeats.verdict], name, repeats.asked)
     pen.row([], pen.text(repeats.reason), indent=1)
     for note in repeats.notes:
         pen.row([], pen.text(note, "yellow"), indent=1)
@@ -204,12 +202,9 @@ def show_gate(judged: Judged, console: Console, *, whole: bool = True) -> None:
     scenario that passed."""
     pen = Pen(console)
     word, colour = ("OPEN", "green") if judged.exit_code is ExitCode.PASSED else ("CLOSED", "red")
-    badge = Text(f" {word} ", f"bold reverse {colour}")
     red = [one for one in judged.results if one.verdict is not Verdict.PASSED]
     counted = f"{len(judged.results) - len(red)} of {len(judged.results)} hold"
-    pen.gap()
-    name = pen.text(f"{judged.gate}, {judged.environment}", "bold")
-    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(counted, "dim"), indent=0)
+    pen.banner(word, colour, f"{judged.gate}, {judged.environment}", counted)
     if not whole:
         pen.gap()
     waivers = {case.name for result in judged.results if result.scenario == WAIVERS for case in result.cases}

@@ -119,10 +119,7 @@ _END_OF_SENTENCE = re.compile(r"(?<=[.:;]) (?=[A-Z`])")
 def plan(plan: Plan, console: Console) -> None:
     """Prints a plan: the actions, their targets and times, their undo, and their requirements. Secrets are masked."""
     pen = Pen(console)
-    pen.gap()
-    badge, name = Text(" PLAN ", "bold reverse"), pen.text(plan.scenario, "bold")
-    about = pen.text(f"seed {plan.seed}, nothing has been changed", "dim")
-    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], about, indent=0)
+    pen.banner("PLAN", "", plan.scenario, f"seed {plan.seed}, nothing has been changed")
     if plan.description:
         pen.row([], pen.text(plan.description, "dim"))
     pen.heading("Job")

@@ -134,6 +134,12 @@ class Pen:
         self._console.print()
         self.lines += 1
 
+    def banner(self, word: str, colour: str, name: str, about: str) -> None:
+        """Prints a word as a badge, and then a name with a text about it."""
+        badge, named = Text(f" {word} ", f"bold reverse {colour}".strip()), self.text(name, "bold")
+        self.gap()
+        self.row([(badge, badge.cell_len), (named, named.cell_len + 1)], self.text(about, "dim"), indent=0)
+
     def heading(self, title: str, about: str = "") -> None:
         self.gap()
         self.row([(self.text(title, "bold"), len(title) + 1)], self.text(about))

@@ -22,8 +22,8 @@ from torchaos.harness.analysis.ending import has_aborted
 from torchaos.harness.fault_drivers.storage_faults import OwnDisk
 from torchaos.harness.host.disk import write_atomically
 from torchaos.harness.interfaces import ChaosError, Handle, Need, Watched
-from torchaos.harness.monitoring.observers import final_snapshot
-from torchaos.harness.monitoring.observers.final_snapshot import Leftovers
+from torchaos.harness.monitoring.observers import end_of_job
+from torchaos.harness.monitoring.observers.end_of_job import Leftovers
 from torchaos.harness.monitoring.observers.hang_watch import hangs_of
 from torchaos.harness.monitoring.probes.gpu_probe import GpuWatch
 from torchaos.harness.protocol.agent_plan import AgentPlan, Moment
@@ -249,7 +249,7 @@ class Run:
             return
         agents = None if self.plan.job.attached else self.folder.agent_plan.parent
         try:
-            self.journal.emit(Kind.HANG_AT_END, final_snapshot.look(ranks, agents))
+            self.journal.emit(Kind.HANG_AT_END, end_of_job.look(ranks, agents))
         except (OSError, ValueError, KeyError) as error:  # a process or file has just disappeared
             text = f"what the ranks did at the end could not be read: {type(error).__name__}: {error}"
             self.journal.emit(Kind.NOTE, {"text": text})
@@ -273,7 +273,7 @@ class Run:
         for fault in self.plan.faults:
             if fault.id not in reported:
                 self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": ENDED_BEFORE, "ended_before": True})
-        if (from_job := final_snapshot.of_run(self.plan, self.folder)) is not None:
+        if (from_job := end_of_job.of_run(self.plan, self.folder)) is not None:
             self._save("report", from_job)
         self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})
 

@@ -18,7 +18,7 @@ from torchaos.harness.analysis.hangs import ranks_in_words
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import RankProcess
 from torchaos.harness.monitoring.diagnosis import live_job
-from torchaos.harness.monitoring.observers import final_snapshot
+from torchaos.harness.monitoring.observers import end_of_job
 from torchaos.harness.protocol import wire
 from torchaos.harness.protocol.collective_stamps import Stamps
 
@@ -64,7 +64,7 @@ def _ranks(folder: Path, *codes: str, agent: bool = True) -> Iterator[dict[int, 
 def _look(ranks: dict[int, RankProcess], folder: Path | None, expected: str) -> dict[str, Any]:
     """Looks until the ranks do what is expected: at the first look, they may not have got there."""
     found: dict[str, Any] = wait_until(
-        lambda: final_snapshot.look(ranks, folder), lambda found: ranks_in_words(found["ranks"]) == expected
+        lambda: end_of_job.look(ranks, folder), lambda found: ranks_in_words(found["ranks"]) == expected
     )
     return found
 
@@ -115,7 +115,7 @@ def test_what_the_user_s_line_called(inner: list[tuple[str, str]], words: str) -
     """The function that it called, without wrappers of torch and hooks of our agent."""
     frames = [live_job.Frame(function, file, 1) for function, file in inner]
     stack = live_job.Stack(1, (*frames, live_job.Frame("<module>", "/job/train.py", 7)))
-    assert final_snapshot._where(stack, None) == words
+    assert end_of_job._where(stack, None) == words
 
 
 def test_what_could_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

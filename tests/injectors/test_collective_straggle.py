@@ -17,8 +17,7 @@ from torchaos.harness.fault_drivers.site import OutsideSite, Victim
 from torchaos.harness.protocol.wire import Event, Kind, start_ticks
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
-from torchaos.injectors.straggle_quota import StraggleQuota
-from torchaos.injectors.straggle_stop import StraggleStop
+from torchaos.injectors.straggle import StraggleQuota, StraggleStop
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())
 

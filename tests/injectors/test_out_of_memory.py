@@ -23,7 +23,7 @@ from torchaos.harness.rollback import cgroup_handles
 from torchaos.harness.rollback.cgroup_handles import MemoryCgroup
 from torchaos.injectors.process_hang import Uninterruptible
 from torchaos.injectors.process_out_of_memory import OutOfMemory
-from torchaos.injectors.straggle_quota import StraggleQuota
+from torchaos.injectors.straggle import StraggleQuota
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())
 HUNGRY = """

@@ -20,7 +20,7 @@ import pytest
 def test_theirs(name):
     assert importlib.import_module(name).OWNER == "them"
 
-@pytest.mark.parametrize("name", ["harness.interfaces", "injectors.process_kill", "assertions", "scenarios"])
+@pytest.mark.parametrize("name", ["harness.interfaces", "injectors.process_death", "assertions", "scenarios"])
 def test_ours(name):
     module = importlib.import_module("torchaos." + name)
     assert not hasattr(module, "OWNER")

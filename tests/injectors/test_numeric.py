@@ -34,13 +34,13 @@ dist.destroy_process_group()
 """
 # One step for each, from the least harmful bit on; the first of them is what the two runs are compared by.
 FAULTS: dict[str, tuple[str, str, dict[str, Any], Phase | None]] = {
-    "activation": ("numeric_activation", "Activation", {"bit": 20, "place": 0.5, "nth": 2}, Phase.FORWARD),
-    "gradient": ("numeric_gradient", "Gradient", {"bit": 20, "place": 0.2}, Phase.COLLECTIVE),
-    "reduced": ("numeric_gradient", "ReducedGradient", {"bit": 22, "place": 0.9}, Phase.OPTIMIZER),
-    "moment": ("numeric_parameter", "Moment", {"bit": 21, "place": 0.7}, None),
-    "parameter": ("numeric_parameter", "Parameter", {"bit": 31, "place": 0.3}, None),
+    "activation": ("numeric_bits", "Activation", {"bit": 20, "place": 0.5, "nth": 2}, Phase.FORWARD),
+    "gradient": ("numeric_bits", "Gradient", {"bit": 20, "place": 0.2}, Phase.COLLECTIVE),
+    "reduced": ("numeric_bits", "ReducedGradient", {"bit": 22, "place": 0.9}, Phase.OPTIMIZER),
+    "moment": ("numeric_bits", "Moment", {"bit": 21, "place": 0.7}, None),
+    "parameter": ("numeric_bits", "Parameter", {"bit": 31, "place": 0.3}, None),
     "scaled": ("numeric_byzantine", "ScaledGradient", {"factor": 4.0}, Phase.COLLECTIVE),
-    "nan": ("numeric_gradient", "Gradient", {"change": "nan", "bit": 0, "place": 0.0}, Phase.COLLECTIVE),
+    "nan": ("numeric_bits", "Gradient", {"change": "nan", "bit": 0, "place": 0.0}, Phase.COLLECTIVE),
     "batch": ("data_corrupt", "CorruptBatch", {"samples": 2}, Phase.DATA),
 }
 FIRST = 4  # the step of the first fault

@@ -35,7 +35,7 @@ dist.reduce_scatter_tensor(torch.zeros(4), x); dist.broadcast(eight, 0); dist.ba
 dist.all_to_all_single(torch.zeros(4), x)
 dist.reduce(x, 0); dist.gather(x, [torch.zeros(4)]); dist.scatter(torch.zeros(4), [x])
 """
-STALL = Path(__file__).parents[3] / "injectors" / "collective_stall.py"
+STALL = Path(__file__).parents[3] / "injectors" / "waiting.py"
 
 
 def stamps_of(rank: Any, agent_module: Callable[[str], Any]) -> list[Any]:

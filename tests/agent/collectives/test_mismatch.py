@@ -64,8 +64,8 @@ def silent(rank_in: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFact
     rank = rank_in(tmp_path_factory.mktemp("silent"))
     return rank, *run(
         rank,
-        trigger(rank, "collective_reorder.py", "Reorder"),
-        trigger(rank, "collective_reorder.py", "Reorder", step=4, nth=2, patience=0.3),
+        trigger(rank, "collective_order.py", "Reorder"),
+        trigger(rank, "collective_order.py", "Reorder", step=4, nth=2, patience=0.3),
         trigger(rank, "collective_delay.py", "Delay", step=5, time=0.6, jitter=0.2, every=2, seed=5),
     )
 
@@ -78,7 +78,7 @@ def effects(rank: Any, fault: str) -> list[bool]:
 def test_one_is_left_out(rank: Any) -> None:
     """The rank that leaves an all-reduce out keeps its own values there, and from then on the two ranks' collectives
     meet the wrong ones, without any error: its next all-reduce is added to the one that the other is at."""
-    codes, (peer, own) = run(rank, trigger(rank, "collective_drop.py", "Drop"))
+    codes, (peer, own) = run(rank, trigger(rank, "collective_order.py", "Drop"))
     assert own[:2] == peer[:2] == [HEALTHY, HEALTHY]
     assert own[2][0] == 2.0  # its own, as it was
     assert peer[2] == [1.0 + 11.0, 10.0 + 2.0]  # the other's first met its second, and so on
@@ -99,7 +99,7 @@ def test_a_rank_that_dies_of_the_wrong_order(rank: Any) -> None:
     """Two collectives of other sizes that change places end the rank at once: that the order was wrong is reported
     before."""
     job = JOB.replace("torch.full((4,), 10.0", "torch.full((400_000,), 10.0")
-    codes, _seen = run(rank, trigger(rank, "collective_reorder.py", "Reorder"), job=job)
+    codes, _seen = run(rank, trigger(rank, "collective_order.py", "Reorder"), job=job)
     assert codes != [0, 0]
     assert effects(rank, "Reorder3") == [True]
 

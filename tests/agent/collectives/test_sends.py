@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STALL = Path(__file__).parents[3] / "injectors" / "collective_stall.py"
+STALL = Path(__file__).parents[3] / "injectors" / "waiting.py"
 STAGES = """
 import os, torch, torch.distributed as dist
 rank = int(os.environ["RANK"])

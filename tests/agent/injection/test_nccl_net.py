@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-FLOW = Path(__file__).parents[3] / "injectors" / "nccl_flow.py"
+FLOW = Path(__file__).parents[3] / "injectors" / "nccl.py"
 pytestmark = pytest.mark.one_version
 
 # Each step sends a message from the rank to itself and waits for it, as NCCL's proxy thread would: it asks again and

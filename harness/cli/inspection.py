@@ -88,8 +88,11 @@ def list_(names: Sequence[str], json_file: Path | None, verbose: bool) -> None:
     every = {"scenarios": registry.scenario_names(), **{one: registry.names(one) for one in registry.GROUPS}}
     families = {_family(name) for many in every.values() for name in many} & set(names)
     parts = [name for name in names if name not in (*kinds, *families)]
+    overview = not names and not verbose and json_file is None  # only the scenarios to start with are described
 
     def wanted(kind: str) -> list[str]:
+        if overview:
+            return [name for name in every[kind] if name in registry.FIRST_SCENARIOS]
         return [
             name for name in every[kind] if not names or kind in kinds or name in parts or _family(name) in families
         ]

@@ -44,7 +44,7 @@ def test_no_replay_is_claimed_without_a_record() -> None:
 def test_the_table_of_all_tiers_is_up_to_date() -> None:
     """Each injector and each ready scenario that needs a GPU or is not real has a row, as the records say today."""
     made = (PROGRAM.parent / "results" / "shown.md").read_text()
-    assert made == runpy.run_path(str(PROGRAM))["TABLE"] + plan_preview.table(), "run lab/gpu-check --record"
+    assert made == runpy.run_path(str(PROGRAM))["table_of_tiers"](), "run lab/gpu-check --record"
 
 
 def test_a_scenario_is_as_real_as_its_least_real_fault() -> None:

@@ -143,7 +143,6 @@ TOGETHER_S = 0.05  # events of this time are shown together
 LEAVE_S = 2.0  # seconds that the end of a run waits for a slow terminal
 _EVENTS_MAX = 50_000  # the most events with which the base of an attempt is computed; with more, it takes too long
 _RANKS_MAX = 16  # the most rows for ranks
-_REST = "bright_black"
 
 
 class Live:

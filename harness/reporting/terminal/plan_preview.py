@@ -92,17 +92,6 @@ def injectors_in(scenario: str) -> list[Any]:
     return [registry.find("injectors", name) for name in dict.fromkeys(fault["inject"] for fault in faults)]
 
 
-def table(known: Sequence[Record] | None = None) -> str:
-    """Injectors and ready scenarios, each with its line, as Markdown. Those that are real and need no GPU are left
-    out."""
-    told = {name: shown_in_words(found, known) for name, found in registry.injectors().items()}
-    told |= {name: scenario_in_words(name, injectors_in(name), known) for name in registry.scenario_names()}
-    lines = [
-        f"| `{name}` | {words.removeprefix('effect: ')} |" for name, words in told.items() if words != "effect: real"
-    ]
-    return "\n".join(["| injector or scenario | effect |", "|---|---|", *lines, ""])
-
-
 def _newest(key: str, value: str, known: Sequence[Record] | None) -> Record | None:
     return next((one for one in reversed(records() if known is None else known) if one[key] == value), None)
 

@@ -12,9 +12,9 @@ from torchaos.plugin.families.ranks import ExceptionFault
 @dataclass(frozen=True)
 class Raise(ExceptionFault):
     """Raises RuntimeError with `text` at the moment of the trigger. If the job catches it and continues, the fault was
-    not felt, unless it loads a checkpoint again, or its ranks stand still until an error is in the log. If the job
-    catches it and ends, it was felt, unless the rank had no more steps to make. (If the job saves before it ends,
-    another rank may die first, and torchelastic then ends this rank.)"""
+    not felt, unless it loads a checkpoint again, its ranks begin the step anew, or its ranks stand still until an error
+    is in the log. If the job catches it and ends, it was felt, unless the rank had no more steps to make. (If the job
+    saves before it ends, another rank may die first, and torchelastic then ends this rank.)"""
 
     text: str = "injected by torchaos"
 

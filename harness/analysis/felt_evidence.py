@@ -35,8 +35,9 @@ def died(record: Record, fault: str, *codes: int) -> Evidence | None:
 def broke_off(record: Record, fault: str) -> Evidence | None:
     """Evidence that the job caught an exception and could not go on as before. After each landing, and before a further
     step of the rank that was hit, one of these happened: the job loaded a checkpoint again and went on from there; the
-    rank ended with exit code 0 in the middle of a step, or with more steps to make; or the log showed a known error
-    after no rank had ended a step for a long time. The agents of the other ranks, or the kernel, saw it, too."""
+    rank ended with exit code 0 in the middle of a step, or with more steps to make; the log showed a known error after
+    no rank had ended a step for a long time; or the ranks began the step anew. The agents of the other ranks, or the
+    kernel, saw it, too."""
     found = [_break(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     proofs = [proof for proof in found if proof is not None]
     if not proofs or len(proofs) < len(found):
@@ -71,6 +72,24 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
             waited_s = told.mono_s - max(hit.mono_s, float(until.max(initial=0.0)))
             if waited_s >= max(_LONG[0], _LONG[1] * _usual(steps, hit.mono_s)):
                 return f"no rank ended a step for {waited_s:.2f} s, and then the log showed {told.data['cause']}", told
+    return _made_anew(record, hit)
+
+
+def _made_anew(record: Record, hit: Event) -> tuple[str, Event] | None:
+    """How another rank began the step anew in which the fault hit: it cleared its gradients without an update, or made
+    more backwards than in the step before. None if no other rank did."""
+    peers, done = _peers(record, hit), hit.step or 0
+    before = {one.rank: one for one in peers.at(peers.local_step == done)}
+    due = peers.at(peers.local_step == done + 1)
+    for place, one in enumerate(due):
+        if (was := before.get(one.rank)) is None:
+            continue
+        step = done + 1 if one.global_step is None else one.global_step
+        if one.dropped and not was.dropped:
+            return f"rank {one.rank} cleared its gradients without an update in step {step}", due.event(place)
+        if len(one.losses) > len(was.losses) > 0:
+            many = f"{counted(len(one.losses), 'backward')} in step {step}"
+            return f"rank {one.rank} made {many}, and {len(was.losses)} in the step before", due.event(place)
     return None
 
 

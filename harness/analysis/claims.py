@@ -388,6 +388,10 @@ CLAIMS: Mapping[str, Claim] = {
     "decides saves": Claim(
         "{agree}: most likely, state that was not restored decides what is saved.", "the checkpoints of both runs"
     ),
+    "saved and removed": Claim(
+        "attempt {saved} had saved it, and attempt {attempt} removed it",
+        "the save, and the removal of its file or folder (checkpoint.removed)",
+    ),
     "decides end": Claim(
         "state that was not restored decides when the job stops, such as a count of steps, or of bad validations",
         "the losses of both runs, exit code 0 of both, and that no fault hit the job after it had resumed",

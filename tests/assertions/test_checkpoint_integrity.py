@@ -441,6 +441,17 @@ def test_what_the_twin_has_and_the_run_lacks_is_failed(trainer: Any) -> None:
     )
 
 
+def test_a_checkpoint_that_the_run_removed_is_said_to_be_removed(trainer: Any) -> None:
+    """It was saved in time, and a resumed attempt cleaned up too much: no state that was lost decided what is saved."""
+    run = trainer(kills=KILL).record(inventory=_listing(*map(_one, (5, 15, 20, 25, 30))))
+    then = next(e for e in run.events if e.attempt == 1 and e.kind is Kind.STEP)
+    gone = replace(then, kind=Kind.REMOVED, seq=9_999, data={"path": "/job/checkpoints/step-10"})
+    twin = trainer().record(inventory=_listing(*map(_one, STEPS)))
+    found = CheckpointIntegrity().judge(replace(run, events=(*run.events, gone)), [twin])
+    assert found.outcome is Outcome.FAILED, found.reason
+    assert "is missing, and the twin has it: attempt 0 had saved it, and attempt 1 removed it" in found.reason
+
+
 def test_what_retention_removed_is_not_lacking(trainer: Any) -> None:
     """Both keep the last three; the run saved once more, where it was resumed, and so removed one more. With fewer
     newer ones than the twin keeps, nothing explains the gap."""

@@ -24,7 +24,7 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Attempt, Execution, History, Load, base_of, saved_as
 from torchaos.harness.record.history.attempts import Segment, may_begin
-from torchaos.harness.record.history.step_evidence import LOG, OPTIMIZER, STATE, Witness, decide
+from torchaos.harness.record.history.step_evidence import LOG, MOMENTS, OPTIMIZER, STATE, Witness, decide
 from torchaos.harness.record.record import Record
 
 _SAVES = (Kind.SAVE_BEGIN, Kind.SAVE_END)
@@ -115,6 +115,30 @@ def test_steps_before_a_return_to_the_start_only_warm_up(counters: bool) -> None
     assert (attempt.base, attempt.first_step, attempt.conflicts, history.unplaced) == (15, 16, (), ())
     assert _told(history) == _told(twin)
     assert (history.last_step, attempt.loaded) == (30, "/job/checkpoints/step-15")
+
+
+def test_steps_after_the_load_of_each_attempt_only_warm_up() -> None:
+    """Each attempt makes three steps after it has loaded its state, if there is any, and then puts it back. No fault
+    had hit it, and that is no part of the program with which the steps would count on."""
+
+    def warmed_up(events: Iterable[Event]) -> list[Event]:
+        events = list(events)
+        loads = [(event.attempt, event.rank) for event in events if event.kind is Kind.LOAD_END]
+        found, left = list[Event](), {(0, 0): True, (0, 1): True}
+        for event in events:
+            who = event.attempt, event.rank
+            counted = event.kind in (Kind.STEP, *_SAVES)
+            found.append(replace(event, step=(event.step or 0) + 3) if counted else event)
+            begins = event.kind is Kind.LOAD_END if who in loads else event.kind is Kind.AGENT_STARTED
+            if begins and left.pop(who, who in loads):
+                own = [one for one in events if one.kind is Kind.STEP and (one.attempt, one.rank) == who]
+                found += [replace(one, mono_s=event.mono_s + 1e-4 * n) for n, one in enumerate(own[:3], 1)]
+        return sorted(found, key=lambda event: event.mono_s)
+
+    twin = History.of(warmed_up(Trainer().record().events))
+    history = History.of(warmed_up(Trainer(kills=[(18, 1)]).record().events), twin)
+    assert [(part.number, part.after, part.base) for part in history.segments] == [(0, 3, 0), (1, 0, 15), (1, 3, 15)]
+    assert _told(history) == _told(twin)
 
 
 def test_a_job_that_warms_up_is_told_its_step() -> None:
@@ -605,11 +629,16 @@ def test_the_file_of_a_rank_without_steps_is_of_the_step_in_its_name() -> None:
         assert [save.global_step for save in saves if save.ranks == (1,)][:3] == ([5, 10, 15] if early else [4, 9, 14])
 
 
+@pytest.mark.parametrize("moments", [(), (3,)])
 @pytest.mark.parametrize(("log", "goes_on"), [((0,), False), ((3,), None), ((), None)])
-def test_a_warm_up_whose_optimizer_is_not_put_back(log: tuple[int, ...], goes_on: bool | None) -> None:
-    """The weights are those of the start, and the optimizer's counter went on. Nothing was logged before, so the first
-    line of the log decides: it counts from the start, as the weights do. Without it, the step is not known."""
+def test_a_warm_up_whose_optimizer_is_not_put_back(
+    log: tuple[int, ...], goes_on: bool | None, moments: tuple[int, ...]
+) -> None:  # fmt: skip
+    """The weights are those of the start, and the optimizer's counter, and its moments, went on. Nothing was logged
+    before, so the first line of the log decides: it counts from the start, as the weights do. Without it, the step is
+    not known."""
     seen = [
+        Witness(MOMENTS, moments, "they were those after that step"),
         Witness(STATE, (0,), "its parameters were those of the start"),
         Witness(OPTIMIZER, (3,), "it stood at 4 when the step was over"),
         Witness(LOG, log, "its step numbers are those of the attempt"),

@@ -30,6 +30,7 @@ from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, Did,
 from torchaos.harness.analysis.checkpointing.resume_points import Pair, pairs, unclear, without_unreadable
 from torchaos.harness.analysis.checkpointing.save_schedule import saves_vary
 from torchaos.harness.analysis.checkpointing.saved_parameters import Held
+from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import differences, history_of
 from torchaos.harness.analysis.comparison.losses import Comparison, apart_before
 from torchaos.harness.analysis.comparison.parameters import also, but, left_out, listed, meaning, words
@@ -37,8 +38,10 @@ from torchaos.harness.analysis.ending import final_step, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
 from torchaos.harness.analysis.missing_data import why_unplaced
 from torchaos.harness.interfaces import Finding, First, Outcome, What, failed, inconclusive, passed
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.checkpoint_names import final_path, main_of
 from torchaos.harness.record.history import Attempt
+from torchaos.harness.record.history.saves_and_loads import saved_as
 from torchaos.harness.record.plan import counted
 from torchaos.harness.record.record import Record
 
@@ -380,6 +383,18 @@ def _other_newest(run: Record, twins: Sequence[Record], newest: int | None, due:
     )  # fmt: skip
 
 
+def _removed(run: Record, first: Clash) -> str:
+    """A clause about a whole checkpoint that the job saved and then removed. Empty if that was not seen."""
+    if first.kind != "checkpoint" or first.ours is not None:
+        return ""
+    path = posixpath.join(root_of(run), first.path)
+    save = saved_as(path, [one for one in run.history.saves if one.ok])
+    gone = [one for one in run.of_kind(Kind.REMOVED) if is_below(path, posixpath.normpath(str(one.data["path"])))]
+    if save is None or not gone or gone[-1].mono_s < save.begun_s:
+        return ""
+    return said("saved and removed", saved=save.attempt, attempt=gone[-1].attempt)
+
+
 def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: float | None) -> Finding:
     first, landed, history = found[0], landings(run), history_of(run, twins)
     invalid = apart_before(run, history, twins, tolerance)
@@ -397,8 +412,9 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
     seen = all(made.executions.loss_seen.any() for made in (history, twins[0].history))
     more, what = len({clash.name for clash in found}) - 1, losses.first_in_words if losses else ""
     means = meaning(loss, bitwise is None, first, seen=seen, clear=clear, what=what)
+    gone = _removed(run, first)
     return failed(
-        f"{words(first)}{also(first, more)}. {means}",
+        f"{words(first)}{also(first, more)}{f': {gone}' if gone else f'. {means}'}",
         None if first.step is None else First(What.SAVED, first.step),
         step=first.step, entry=first.name, entries=more + 1,
     )  # fmt: skip

@@ -58,19 +58,21 @@ class Segment:
         been a warm-up; if then a single witness speaks for it, the answer is None (not known), because one part of the
         state may just not have been restored."""
         of_log = KINDS[LOSSES].weight
-        on, back, parts = of_log * (logged_on is True), of_log * (logged_on is False), int(logged_on is True)
+        on, back = defaultdict[str, float](float), defaultdict[str, float](float)  # by group, the heaviest witness
+        if logged_on is not None:
+            (on if logged_on else back)[LOG] = of_log
         for witness in self.witnesses:
+            kind = KINDS[witness.name]
             if witness.name == LOG and logged_on is None and straight not in witness.fits and self.base in witness.fits:
-                back += of_log  # the first lines in the attempt, of a job that does not log its warm-up
+                back[LOG] = of_log  # the first lines in the attempt, of a job that does not log its warm-up
             if witness.name in (OPTIMIZER, MOMENTS, RNG, SCHEDULER, SAMPLES, LOSSES) and witness.fits:
-                weight = KINDS[witness.name].weight
                 if straight in witness.fits:
-                    on, parts = on + weight, parts + 1
+                    on[kind.group] = max(on[kind.group], kind.weight)
                 elif self.base is None or self.base in witness.fits:
-                    back += weight
-        if on <= back:
+                    back[kind.group] = max(back[kind.group], kind.weight)
+        if sum(on.values()) <= sum(back.values()):
             return False
-        return True if parts > warmed_up else None
+        return True if len(on) > warmed_up else None
 
     def global_step(self, local_step: int) -> int | None:
         return None if self.base is None else self.base + local_step - self.after

@@ -89,6 +89,7 @@ class Placing:
     hit_elsewhere_s: Sequence[float] = ()  # of faults that hit other replicas, CLOCK_MONOTONIC
     of_program: Collection[int] = ()  # global steps after which the twin's program put an older state back
     counted_on: set[int] = field(default_factory=set)  # the same of this run
+    warm: set[int] = field(default_factory=set)  # by how many steps the first attempt warmed up
     went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
     def place(self, attempt: Attempt) -> Attempt:
@@ -157,6 +158,7 @@ class Placing:
                     part = replace(part, base=None, conflicts=())
             if not segments or (goes_back and part.base != straight):
                 if warmed_up:
+                    self.warm |= {place} if alone else set()
                     del self.placed[placed_before:]
                     segments.clear()
                 segments.append(part)
@@ -277,12 +279,14 @@ class Placing:
     def _is_of_program(self, attempt: Attempt, place: int, began: int | None, straight: int) -> bool:
         """Whether it is a part of the program that an older state is put back after `place` local steps, because no
         fault had hit the attempt before, or because the twin does it after the same global step (`straight`): the next
-        phase, trial or fold begins with it, and the steps count on. `began`: the base of the attempt."""
+        phase, trial or fold begins with it, and the steps count on. It is none of these if the steps may only have
+        warmed the attempt up: the first attempt warmed up for as many, or they are its first. `began`: the base of the
+        attempt."""
         own = self.seen[attempt.number]
         since_s, until_s = attempt.started_s, float(own.at(own.local_step == place + 1).mono_s.min(initial=inf))
         times = [hit.mono_s for hit in self.hits if hit.attempt in (None, attempt.number)]
         hit = any(since_s <= at_s <= until_s for at_s in (*times, *self.hit_elsewhere_s))
-        may_warm_up = place <= _EARLY and not began
+        may_warm_up = place in self.warm or (place <= _EARLY and not began)
         if straight in self.of_program or not (hit or may_warm_up):
             self.counted_on.add(straight)
             return True

@@ -124,13 +124,14 @@ def test_steps_after_the_load_of_each_attempt_only_warm_up() -> None:
     def warmed_up(events: Iterable[Event]) -> list[Event]:
         events = list(events)
         loads = [(event.attempt, event.rank) for event in events if event.kind is Kind.LOAD_END]
-        found, left = list[Event](), {(0, 0): True, (0, 1): True}
+        found, left = list[Event](), {(0, 0), (0, 1), *loads}
         for event in events:
             who = event.attempt, event.rank
             counted = event.kind in (Kind.STEP, *_SAVES)
             found.append(replace(event, step=(event.step or 0) + 3) if counted else event)
             begins = event.kind is Kind.LOAD_END if who in loads else event.kind is Kind.AGENT_STARTED
-            if begins and left.pop(who, who in loads):
+            if begins and who in left:
+                left -= {who}
                 own = [one for one in events if one.kind is Kind.STEP and (one.attempt, one.rank) == who]
                 found += [replace(one, mono_s=event.mono_s + 1e-4 * n) for n, one in enumerate(own[:3], 1)]
         return sorted(found, key=lambda event: event.mono_s)

@@ -300,6 +300,40 @@ def test_what_no_attempt_ever_resumed_from_is_no_checkpoint_to_resume_from(train
     assert (older.outcome, "checkpoint of step 15 (step-15)" in older.reason) == (Outcome.FAILED, True), older.reason
 
 
+@pytest.mark.parametrize("files", [("emergency/all.pt",), ("emergency/weights.pt", "emergency/rest.pt")])
+@pytest.mark.parametrize("lacks", [(), ("momentum",)])
+def test_a_save_with_all_state_is_a_checkpoint_whatever_its_entries_are_called(
+    trainer: Any, files: tuple[str, ...], lacks: tuple[str, ...]
+) -> None:  # fmt: skip
+    """An emergency save after step 16 holds, bit for bit, the parameters and moments that the job had: to go on from
+    step 15 loses a step. One that lacks the moments can't be resumed from."""
+    run = trainer(every=1, kills=[(18, 1)]).record()
+    saving, events = (Kind.SAVE_BEGIN, Kind.SAVE_END), list[Event]()
+    for event in run.events:
+        if event.kind in saving and event.attempt == 0 and event.step == 16:
+            for number, name in enumerate(files):
+                data = {**event.data, "path": f"/job/checkpoints/{name}"}
+                events.append(replace(event, data=data, mono_s=event.mono_s + 1e-6 * number, seq=10_000 + event.seq))
+                sums = {"parameters": {"w": ["float32 4", f"{7:016x}"]}, "moments": {"w/m": ["float32 4", f"{9:016x}"]}}
+                if event.kind is Kind.SAVE_BEGIN:
+                    events.append(replace(events[-1], kind=Kind.KEPT, seq=20_000 + event.seq + number, data=sums))
+        elif event.kind not in saving or not event.step or not event.step % 5:
+            events.append(event)
+    held = {"model.weight": 7, **({} if lacks else {"momentum": 9})}
+    of_files = [held] if len(files) == 1 else [{name: total} for name, total in held.items()]
+    step = {"path": "step-15", "tensors": {"net": "a", "opt": "b"}, "complete": True, "loadable": True, "step": 15}
+    others = [
+        {**step, "path": name, "step": 16, "tensors": dict.fromkeys(of, "c"),
+         "sketches": {entry: [total] for entry, total in of.items()}}
+        for name, of in zip(files, of_files, strict=False)
+    ]  # fmt: skip
+    inventory = {"root": "/job/checkpoints", "checkpoints": [step, *others]}
+    run = _from(replace(run, events=tuple(events), artifacts={**run.artifacts, "inventory": inventory}), 15)
+    finding = NoLostWork().judge(run, [])
+    assert finding.outcome is (Outcome.PASSED if lacks else Outcome.FAILED), finding.reason
+    assert ("the checkpoint of step 16 (" in finding.reason) is not bool(lacks)
+
+
 def test_a_save_in_which_a_rank_had_no_part_is_no_checkpoint(trainer: Any) -> None:
     """Rank 1 never began its part of step 15: going back to step 10 loses nothing that could be had."""
     run = _from(trainer(kills=[(18, 1)]).record(), 10)

@@ -4,8 +4,9 @@ finds the twin's counterpart of each checkpoint.
 The resumes of a run show it. A *family* is all files whose paths differ only in numbers: `step-5` and `step-10`, or
 `ema-step-5.pt` and `ema-step-10.pt`; `best.pt` is a family by itself. The job resumes from a family if an attempt
 loaded a file of it before its first step. The job could also resume from a family whose checkpoints hold at least the
-same entries (tensors and values). If no load was seen, every saved file counts, except copies such as `best.pt` beside
-others."""
+same entries (tensors and values); and from files that hold, by their contents, all parameters and moments that the job
+had when it saved them, such as an emergency save. If no load was seen, every saved file counts, except copies such as
+`best.pt` beside others."""
 
 from __future__ import annotations
 
@@ -23,8 +24,12 @@ from torchaos.harness.analysis.checkpointing.checkpoint_contents import (
     local_folder,
     root_of,
 )
+from torchaos.harness.protocol.check_sums import MODULUS, is_whole
+from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.checkpoint_names import checkpoint_of, final_path, is_copy
 from torchaos.harness.record.history import History, Save
+from torchaos.harness.record.history.saves_and_loads import saved_as
+from torchaos.harness.record.history.snapshots import states
 from torchaos.harness.record.record import Record
 
 _NUMBER = re.compile(r"\d+")
@@ -273,9 +278,29 @@ def _points(run: Record, saved: set[str]) -> Points:
     held = _held(run, root)
     least: set[str] = set().union(*(held.get(name, set()) for name in loaded))
     alike = sorted(name for name in saved - loaded if least and held.get(name, set()) >= least)
-    kinds = (frozenset(loaded), *(frozenset((name,)) for name in alike)) if loaded else ()
+    whole = _with_all_state(run, {name for name in saved - loaded if not is_copy(name)}) if loaded else []
+    kinds = (frozenset(loaded), *(frozenset((name,)) for name in alike), *whole) if loaded else ()
     parts = (path for path in paths if _family(path) in loaded)
     return Points(kinds, frozenset(family(posixpath.basename(path)) for path in parts))
+
+
+def _with_all_state(run: Record, families: set[str]) -> list[frozenset[str]]:
+    """Of these families, those whose files together hold all parameters and moments that the job had when it saved
+    them, bit for bit; for each folder and step."""
+    due: dict[tuple[int, int], set[int]] = {}
+    for state in states(run.of_kind(Kind.KEPT)):
+        sums = [text for what in ("parameters", "moments") for _kind, text in state.sums.get(what, {}).values()]
+        if state.sums.get("moments") and all(map(is_whole, sums)):
+            due[state.event.attempt or 0, state.event.step or 0] = {int(text, 16) for text in sums}
+    saves = [save for save in run.history.saves if save.ok and _family(save.path) in families]
+    found: dict[tuple[str, int, int], tuple[set[str], set[int]]] = defaultdict(lambda: (set(), set()))
+    for checkpoint in checkpoints_of(run) or ():
+        save = saved_as(posixpath.join(root_of(run), checkpoint.path), saves) if checkpoint.good else None
+        if save is not None and save.global_step == checkpoint.step:
+            names, sums_of = found[posixpath.dirname(save.path), save.attempt, save.local_step]
+            names.add(_family(save.path))
+            sums_of |= {int(sketch[0]) % MODULUS for sketch in checkpoint.sketches.values() if sketch}
+    return [frozenset(names) for (_, *at), (names, held) in found.items() if due.get((at[0], at[1]), {-1}) <= held]
 
 
 def _of_one_save(run: Record, loaded: set[str]) -> set[str]:

@@ -169,7 +169,7 @@ def test_a_copy_that_is_written_late_is_healthy(lag: int) -> None:
 def test_weights_of_one_file_and_the_rest_of_another() -> None:
     """No file claims a step, but the optimizer's counter and the samples are of one, and the weights of another, as if
     those of another file had been loaded later."""
-    for found in _told(("weights",), by=3, contents="none", names="last.pt", saves=False):
+    for found in _told(("weights", "moments"), by=3, contents="none", names="last.pt", saves=False):
         assert (
             "the weights that it began with are those after step 11, and the optimizer's counter and the samples go on "
             "after step 8: it loaded last.pt" in found.reason

@@ -219,7 +219,8 @@ def test_weights_that_were_put_back_are_not_only_those_of_that_step(number: int)
 
 
 @pytest.mark.parametrize("number", [
-    8500017, 8500148, 8500149, 8500157, 8500165, 8500184, 8500188, 8500206, 8500294,
+    8500017, 8500148, 8500149, 8500157, 8500165, 8500184, 8500188, 8500206, 8500242, 8500294,
+    9600039,
 ])  # fmt: skip
 def test_two_parts_that_were_lost_do_not_outweigh_the_rest(number: int) -> None:
     """Old weights with the moments of the right step; first weights after a load; a counter in a job that skips other

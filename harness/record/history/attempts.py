@@ -62,7 +62,7 @@ class Segment:
         if logged_on is not None:
             (on if logged_on else back)[LOG] = of_log
         for witness in self.witnesses:
-            kind = KINDS[witness.name]
+            kind = KINDS[OPTIMIZER if witness.name == MOMENTS else witness.name]  # one load puts both back
             if witness.name == LOG and logged_on is None and straight not in witness.fits and self.base in witness.fits:
                 back[LOG] = of_log  # the first lines in the attempt, of a job that does not log its warm-up
             if witness.name in (OPTIMIZER, MOMENTS, RNG, SCHEDULER, SAMPLES, LOSSES) and witness.fits:

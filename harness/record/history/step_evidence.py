@@ -51,7 +51,7 @@ KINDS: Mapping[str, Kind] = {
     STATE: Kind("state", 8.0, "two steps had the same parameters to the bit"),
     LOSSES: Kind("losses", 8.0, "two steps had the same losses to the bit"),
     OPTIMIZER: Kind("optimizer", 4.5, "the counter was not restored, or was saved before or after the weights"),
-    MOMENTS: Kind("optimizer", 4.5, "they were saved before or after the weights"),
+    MOMENTS: Kind("moments", 4.0, "they were saved before or after the weights"),
     RNG: Kind("random numbers", 1.5, "they were restored from another step than the weights"),
     RECORD: Kind("file", 4.5, "the file was loaded for something else, or holds the state of an earlier step"),
     CONTENTS: Kind("file", 4.0, "as above, or the number counts something else"),
@@ -149,7 +149,10 @@ def _cost(base: int, witnesses: Sequence[Witness]) -> float:
     """The weight of all witnesses that the base contradicts."""
     heaviest: dict[str, float] = defaultdict(float)
     within = any(witness.name == STRAIGHT for witness in witnesses)
+    lost = any(witness.name in (OPTIMIZER, MOMENTS) and witness.group == _ANEW for witness in witnesses)
     for witness in witnesses:
+        if lost and witness.name == PARTED:
+            continue  # this is why the later losses are others
         if witness.contradicts(base):
             group = KINDS[witness.name].group if within and witness.name in _COUNTERS else witness.group
             heaviest[group] = max(heaviest[group], witness.weight)

@@ -331,6 +331,11 @@ CLAIMS: Mapping[str, Claim] = {
         "in the middle of an accumulation, without its gradients.",
         _SAMPLES,
     ),
+    "another part": Claim(
+        "the samples that were seen in step {step} are not those of the twin, and its losses are, bit for bit: they "
+        "are the inputs of another part of the model",
+        "the samples of the step, of which no data loader gave any, and all its losses, in both",
+    ),
     "data rewound": Claim("the data was rewound", _SAMPLES),
     "data anew": Claim("the data starts over", _SAMPLES),
     "sampler anew": Claim(

@@ -518,6 +518,27 @@ def test_inputs_that_the_twin_never_had_may_be_made_by_the_job(trainer: Any, man
     assert "no data loader gave them: the job may compute them" in told, told
 
 
+def test_inputs_of_another_part_of_the_model_are_no_other_samples(trainer: Any) -> None:
+    """A body that stays frozen is called without gradients, so the inputs of the head are seen as the samples. The
+    losses of the first step are the twin's: it is not said that the data are others."""
+
+    def made(kills: Any) -> Any:
+        def step(event: Event) -> dict[str, Any]:
+            odd = event.attempt == 1
+            samples = [f"feature {sample}" for sample in event.data["samples"]] if odd else event.data["samples"]
+            losses = {"losses": [9.9]} if odd and (event.step or 0) > 1 else {}
+            return {"samples": samples, "indices": None, **losses}
+
+        return _edited(trainer(kills=kills, named=True).record(), Kind.STEP, step)
+
+    run, twin = made(KILL), made(())
+    found = SampleAccounting().judge(run, [twin])
+    assert found.outcome is Outcome.INCONCLUSIVE, found.reason
+    assert "they are the inputs of another part of the model" in found.reason
+    reason = LossContinuity().judge(run, [twin]).reason
+    assert "samples" not in reason, reason
+
+
 def test_a_parameter_that_a_load_makes_of_a_tie_is_a_cause(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load that assigns tensors breaks the tie of two parameters: one more is trained, on each rank. The sums of all
     parameters are then of other parameters."""

@@ -356,6 +356,8 @@ class _Resumed:
             is_idle = quantity == RNG and begun.drawn == frozenset()  # the model draws from none
             if (quantity == MOMENTS and self._acts_later()) or (quantity in ("samples", INPUTS) and self.noisy):
                 continue
+            if quantity == "samples" and other_in(self._since, self._ours, self._theirs, "samples"):
+                continue  # what was seen may be the inputs of another part of the model
             if quantity in differ or begun.of(quantity) or is_idle or quantity in begun.absent:
                 continue
             if seen:

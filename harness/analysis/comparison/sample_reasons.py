@@ -50,6 +50,17 @@ def may_be_computed(*steps: ByRank) -> bool:
     return not any(Phase.DATA in execution.phases or sums_of(execution).in_indices for execution in every)
 
 
+def are_of_another_part(mine: ByRank, twins: ByRank) -> bool:
+    """Whether what was seen as samples of the step are inputs of another part of the model than in the twin, because
+    the job calls the first part without gradients: no rank has one of the twin's, and the losses are equal bit for
+    bit."""
+    return mine.keys() == twins.keys() and may_be_computed(mine, twins) and all(
+        one.samples_seen and one.loss_seen and one.losses == twins[rank].losses
+        and not {*one.samples} & {*twins[rank].samples}
+        for rank, one in mine.items()
+    )  # fmt: skip
+
+
 def equal_but_for_rounding(mine: ByRank, others: ByRank, world: int) -> bool:
     """Whether samples of a step that was done again may differ from those of its first execution by rounding alone:
     there are as many as before, the job may have computed them, there are enough ranks for rounding, and the losses

@@ -21,7 +21,7 @@ from torchaos.harness.analysis.comparison.sample_counts import (
     total_of,
     without_copies,
 )
-from torchaos.harness.analysis.comparison.sample_reasons import may_be_computed
+from torchaos.harness.analysis.comparison.sample_reasons import are_of_another_part, may_be_computed
 from torchaos.harness.analysis.tolerance import Steps
 from torchaos.harness.record.history import Execution, History, StepTable
 from torchaos.harness.record.plan import counted, numbered
@@ -126,6 +126,8 @@ def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps, noisy: Collec
             if one.samples_seen and twin.samples_seen
             and (bool(twin.indices) and one.indices != twin.indices if step in noisy else one.samples != twin.samples)
         ]  # fmt: skip
+        if odd and are_of_another_part(ours[step], theirs[step]):
+            return None
         if odd:
             who = f"{numbered('rank', odd)} {'was' if len(odd) == 1 else 'were'}"
             known = all(one.indices and one.indices == twin.indices for one, twin in map(pairs.__getitem__, odd))

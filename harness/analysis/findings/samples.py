@@ -9,6 +9,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import before, common, history_of, unreported, until
 from torchaos.harness.analysis.comparison.losses import without_data
 from torchaos.harness.analysis.comparison.sample_counts import (
@@ -30,6 +31,7 @@ from torchaos.harness.analysis.comparison.sample_counts import (
 from torchaos.harness.analysis.comparison.sample_reasons import (
     ONE_SUM,
     Computed,
+    are_of_another_part,
     differ_somehow,
     differs,
     equal_but_for_rounding,
@@ -226,6 +228,8 @@ def _first_odd(
                 rounded[step] = in_words(alike)
                 unseen = unseen or (None if is_rounding else _unclear(step, rounded[step]))
                 continue
+            if are_of_another_part(mine, twins):
+                return inconclusive(said("another part", step=step), step=step)
             differ = differ_somehow(ours, theirs, step) if by_sum else differs(history, ours, theirs, step)
             return _uneven(theirs) or (other_inputs(step, computed.are_few) if follows else differ)
     return unseen

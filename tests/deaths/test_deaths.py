@@ -14,6 +14,8 @@ from dying import campaign, worker
 from dying.families import FAMILIES
 from dying.scene import Aftermath, At, Death, Scene
 
+from torchaos.harness import registry
+
 REPOSITORY = Path(__file__).parents[2]
 NOT_DIED = {
     "container": "a stand-in can't bring a Docker engine into its namespaces",
@@ -78,8 +80,7 @@ def _ours() -> set[str]:
 
 def test_every_injector_of_processes_has_a_family() -> None:
     """A process fault that is added without a family in the campaign fails here."""
-    there = {path.stem.replace("process_", "process.", 1) for path in (REPOSITORY / "injectors").glob("process_*.py")}
-    assert there <= _ours()
+    assert {name for name in registry.names("injectors") if name.startswith("process.")} <= _ours()
 
 
 def test_every_family_of_scenarios_is_died() -> None:

@@ -518,6 +518,29 @@ def test_inputs_that_the_twin_never_had_may_be_made_by_the_job(trainer: Any, man
     assert "no data loader gave them: the job may compute them" in told, told
 
 
+@pytest.mark.parametrize(("loss", "outcome"), [(None, Outcome.PASSED), (9.9, Outcome.FAILED)])
+def test_a_forward_after_the_last_update_is_of_the_step_before(
+    trainer: Any, loss: float | None, outcome: Outcome
+) -> None:  # fmt: skip
+    """Rank 1 of a GAN lets the discriminator judge once more before the save, and this is counted to the next step. A
+    process that resumes from that save lacks these inputs, and its losses are the twin's."""
+
+    def made(kills: Any) -> Any:
+        def step(event: Event) -> dict[str, Any]:
+            if event.rank != 1:
+                return {"losses": [None], "indices": None}
+            once_more = (
+                [] if event.attempt == 1 and event.step == 1 else [f"fake {one}" for one in event.data["samples"]]
+            )
+            other = {"losses": [loss]} if loss and event.attempt == 1 and event.step == 1 else {}
+            return {"samples": [*once_more, *event.data["samples"]], "indices": None, **other}
+
+        return _edited(trainer(kills=kills).record(), Kind.STEP, step)
+
+    found = SampleAccounting().judge(made(KILL), [made(())])
+    assert found.outcome is outcome, found.reason
+
+
 def test_inputs_of_another_part_of_the_model_are_no_other_samples(trainer: Any) -> None:
     """A body that stays frozen is called without gradients, so the inputs of the head are seen as the samples. The
     losses of the first step are the twin's: it is not said that the data are others."""

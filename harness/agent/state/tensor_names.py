@@ -43,12 +43,8 @@ class TensorNames:
         losses have `reached`); `frozen`, all other parameters; `buffers`; and `moments`, what the optimizers keep. Also
         `unsaved`: the buffers that their module keeps out of its state_dict; and `trained`: the parameters, frozen or
         not, that get gradients and belong to an optimizer of any class."""
-        trained = {id(each): place for place, each in enumerate(parameters(optimizers) or reached)}
-        found, names = self._named(trained)
-        if self._tries < _ALWAYS or (self._tries < _TRIES and not trained.keys() <= names.keys()):
-            self._tries += 1
-            self._search()
-            found, names = self._named(trained)
+        found, names = self._found(parameters(optimizers) or reached, _ALWAYS)
+        trained = {id(each) for each in parameters(optimizers) or reached}
         of_none = _unique(_in_no_module(optimizers, names))
         found["parameters"] |= of_none
         names |= {id(each): name for name, each in of_none.items()}
@@ -85,7 +81,7 @@ class TensorNames:
         train them is another one after a restart, if the job makes new optimizers on its way."""
         names = self._names_of(trained)
         if missing := {id(each) for each, name in zip(trained, names, strict=True) if name is None} - self._nameless:
-            self._named({id(each): place for place, each in enumerate(trained)})
+            self._found(trained)  # the job may have made a parameter, or wrapped its model again
             names = self._names_of(trained)
             self._nameless = missing - self._order.keys()
         places = sorted(range(len(names)), key=lambda place: (names[place] is None, names[place] or "", place))
@@ -98,6 +94,17 @@ class TensorNames:
     def _trained_by(self, optimizer: Any, names: Mapping[int, str]) -> list[str]:
         """The names of the parameters that an optimizer of a plain class keeps in a list, in order."""
         return next(filter(None, (_listed(value, names) for value in list(vars(optimizer).values()))), [])
+
+    def _found(self, trained: Sequence[Any], always: int = 0) -> tuple[dict[str, Named], dict[int, str]]:
+        """What `_named` finds, after a search if one of the `trained` parameters has no name; or in any case, if there
+        were fewer than `always` searches."""
+        places = {id(each): place for place, each in enumerate(trained)}
+        found, names = self._named(places)
+        if self._tries < always or (self._tries < _TRIES and not places.keys() <= names.keys()):
+            self._tries += 1
+            self._search()
+            found, names = self._named(places)
+        return found, names
 
     def _search(self) -> None:
         module, optimizer = self._torch.nn.Module, self._torch.optim.Optimizer

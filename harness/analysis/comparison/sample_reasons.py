@@ -61,6 +61,21 @@ def are_of_another_part(mine: ByRank, twins: ByRank) -> bool:
     )  # fmt: skip
 
 
+def lack_what_no_loss_used(mine: ByRank, twins: ByRank) -> bool:
+    """Whether the samples of the step lack only inputs that no loss of it used: on each rank that lacks some, they are
+    the last of the twin's, and its losses are equal bit for bit. A forward after an optimizer's step is counted to the
+    next step, and a save may come between."""
+    pairs = [(one, twins[rank]) for rank, one in mine.items() if rank in twins]
+    lacking = [pair for pair in pairs if len(pair[0].samples) < len(pair[1].samples)]
+    return (
+        len(pairs) == len(mine) == len(twins)
+        and bool(lacking)
+        and all(one.samples_seen and twin.samples_seen and one.indices == twin.indices for one, twin in pairs)
+        and ends_of(mine, twins)
+        and all(one.loss_seen and one.losses == twin.losses for one, twin in lacking)
+    )
+
+
 def equal_but_for_rounding(mine: ByRank, others: ByRank, world: int) -> bool:
     """Whether samples of a step that was done again may differ from those of its first execution by rounding alone:
     there are as many as before, the job may have computed them, there are enough ranks for rounding, and the losses

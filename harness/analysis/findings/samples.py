@@ -37,6 +37,7 @@ from torchaos.harness.analysis.comparison.sample_reasons import (
     equal_but_for_rounding,
     in_words,
     inputs_at_resume,
+    lack_what_no_loss_used,
     other_inputs,
     story,
 )
@@ -227,6 +228,8 @@ def _first_odd(
             if (follows or alike) and (is_rounding := computed.may_be_rounded(step)) is not None:
                 rounded[step] = in_words(alike)
                 unseen = unseen or (None if is_rounding else _unclear(step, rounded[step]))
+                continue
+            if lack_what_no_loss_used(mine, twins):
                 continue
             if are_of_another_part(mine, twins):
                 return inconclusive(said("another part", step=step), step=step)

@@ -391,17 +391,21 @@ torch.save({}, folder + "/a.pt")
     assert {*_told(ran, "moments")[0]} == {f"{name}/momentum_buffer" for name in names}
 
 
-def test_an_optimizer_made_anew_on_the_way_is_as_one_of_a_resumed_process(rank: Any) -> None:
-    """A job replaces an optimizer on its way, and the old one still exists. A process that resumes after that makes
-    only the new one, in another order: it reports the same steps, rates and check sums."""
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_optimizer_made_anew_on_the_way_is_as_one_of_a_resumed_process(rank: Any, seen: bool) -> None:
+    """A job replaces an optimizer on its way, and the old one still exists; it also wraps its model again. A process
+    that resumes after that makes only the new one, in another order: it reports the same steps, rates and check sums,
+    also if no save of the process was `seen`."""
     job = """
-import os, torch
+import os, pickle, torch
+def save(state, path): torch.save(state, path) if SEEN else pickle.dump(state, open(path, "wb"))
+def load(path): return torch.load(path, weights_only=True) if SEEN else pickle.load(open(path, "rb"))
 path, resumed = os.environ["FOLDER"] + "/a.pt", os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
 torch.manual_seed(0)
 head, body = torch.nn.Linear(2, 1), torch.nn.Linear(4, 2)
 model = torch.nn.ModuleList([head, body])
 def adam(*parts): return torch.optim.AdamW([{"params": [*part.parameters()], "lr": 0.1 / len(parts)} for part in parts])
-state = torch.load(path, weights_only=True) if resumed else None
+state = load(path) if resumed else None
 first = adam(head) if not resumed else adam(head, head2 := torch.nn.Linear(2, 1))
 sgd = torch.optim.SGD(body.parameters(), lr=0.2, momentum=0.9)
 if resumed:
@@ -410,13 +414,13 @@ if resumed:
 begun, used = (state["step"], first) if resumed else (0, first)
 for number in range(begun + 1, 9):
     if number == 4 and not resumed:
-        model.append(torch.nn.Linear(2, 1)); used = adam(head, model[2])
+        model = torch.nn.ModuleList([head, body, torch.nn.Linear(2, 1)]); used = adam(head, model[2])
     loss = sum(part(body(torch.ones(1, 4))).sum() for part in [head, *model[2:]]).tanh()
     loss.backward(); sgd.step(); used.step(); sgd.zero_grad(); used.zero_grad()
     if number == 6 and not resumed:
-        torch.save({"model": model.state_dict(), "first": used.state_dict(), "sgd": sgd.state_dict(), "step": 6}, path)
+        save({"model": model.state_dict(), "first": used.state_dict(), "sgd": sgd.state_dict(), "step": 6}, path)
 """
-    hooks = ("steps", "samples", "state", "lr", "checkpoints", "kept")
+    job, hooks = job.replace("SEEN", str(seen)), ("steps", "samples", "state", "lr", "checkpoints", "kept")
     straight = rank.run(job, hooks=hooks)
     assert straight.code == 0, straight.output
     whole = rank.run(job, hooks=hooks, attempt=1)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
@@ -65,8 +65,6 @@ class Agent:
         self.reached: Callable[[], list[Any]] = list  # in such a job: the parameters that its losses depend on
         # Beside an optimizer of torch's: the parameters that optimizers of plain classes train.
         self.trained_beside: Callable[[], list[Any]] = list
-        # Puts parameters in an order that is the same after a restart.
-        self.in_order: Callable[[Sequence[Any]], Sequence[Any]] = lambda parameters: parameters
         self.triggers = FaultTriggers(self)
         self.epochs = Epochs(self)
         self.hooks = self._wanted()

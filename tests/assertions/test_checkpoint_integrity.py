@@ -452,6 +452,28 @@ def test_a_checkpoint_that_the_run_removed_is_said_to_be_removed(trainer: Any) -
     assert "is missing, and the twin has it: attempt 0 had saved it, and attempt 1 removed it" in found.reason
 
 
+@pytest.mark.parametrize(("by", "outcome"), [(0, Outcome.PASSED), (1, Outcome.INCONCLUSIVE)])
+def test_a_folder_for_each_start_has_its_own_newest_file(trainer: Any, by: int, outcome: Outcome) -> None:
+    """The first attempt's last.pt stays where it was, and the second attempt writes its own in a new folder. It is
+    compared with the twin's; the file of another rank is not."""
+
+    def one(start: int, step: int) -> dict[str, Any]:
+        return {**_one(step), "path": f"version_{start}/last.pt"}
+
+    run, events = trainer(kills=KILL).record(), list[Event]()
+    for event in run.events:
+        if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END):
+            events.append(event)
+        elif event.rank == (by if event.attempt else 0):
+            path = f"/job/checkpoints/version_{event.attempt}/last.pt"
+            events.append(replace(event, data={**event.data, "path": path}))
+    inventory = _listing(one(0, 15), one(1, 30), _one(10))
+    run = replace(run, events=tuple(events), artifacts={**run.artifacts, "inventory": inventory})
+    found = CheckpointIntegrity().judge(run, [trainer().record(inventory=_listing(one(0, 30), _one(10)))])
+    assert found.outcome is outcome, found.reason
+    assert ("the contents of 2 equal the twin's" in found.reason) is (outcome is Outcome.PASSED)
+
+
 def test_what_retention_removed_is_not_lacking(trainer: Any) -> None:
     """Both keep the last three; the run saved once more, where it was resumed, and so removed one more. With fewer
     newer ones than the twin keeps, nothing explains the gap."""

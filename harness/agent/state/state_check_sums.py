@@ -47,7 +47,7 @@ class StateSums:
     def __init__(self, agent: Agent) -> None:
         self._agent, self._torch = agent, import_module("torch")
         self._names = TensorNames(self._torch)
-        agent.trained_beside, agent.in_order = self._names.beside, self._names.in_order
+        agent.trained_beside = self._names.beside
         self._told: dict[str, Any] = {}  # what this process has written last, by its key in the event
         self._last: tuple[int, Any] = (-1, None)  # the last event at a save
         self._first: dict[str, list[str]] | None = None  # the parameters of the first step
@@ -213,6 +213,7 @@ class StateHook:
     def __init__(self, agent: Agent) -> None:
         careful = agent.careful("state")
         self._agent, self._torch = agent, import_module("torch")
+        self._in_order = TensorNames(self._torch).in_order
         self._norms: deque[float] = deque(maxlen=MEMORY)
         # The numbers of loads, saves and states put back before the last backward. After these, the job may have other
         # parameters.
@@ -282,7 +283,7 @@ class StateHook:
 
     def _shown(self) -> Shown | None:
         torch, optimizers = self._torch, self._agent.optimizers
-        trained = self._agent.in_order(trained_by(self._agent))
+        trained = self._in_order(trained_by(self._agent))
         if not trained or is_capturing(torch.cuda):
             return None
         moment_sum = check_sum(torch, list(moments(optimizers, trained)))

@@ -113,12 +113,18 @@ def _elsewhere(
     checkpoint: Checkpoint, same: Sequence[Checkpoint], ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]
 ) -> list[Checkpoint]:
     """Checkpoints of `same`, all of the same step as `checkpoint`, that may be its counterpart under another path.
-    Either both paths are new to the other side, or both sides have both paths, with other steps."""
+    Either both paths are new to the other side, or both sides have both paths, with other steps; or a later attempt has
+    a folder of its own."""
     if checkpoint.step is None:
         return []
     own = {each.path: each for each in ours}
     here = checkpoint.path in {other.path for other in theirs}
-    free = [other for other in same if (other.path in own) is here and not _has(own, other)]
+    free = [
+        other for other in same
+        if not _has(own, other) and (
+            (other.path in own) is here or (not here and _goes_on(checkpoint, own[other.path], other.step))
+        )
+    ]  # fmt: skip
     return [other for other in free if 2 * _shared(checkpoint, other) > max(_size(checkpoint), _size(other))]
 
 
@@ -145,7 +151,16 @@ def moved(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair
         for checkpoint in ours
         if checkpoint.good and checkpoint.path in there and checkpoint.path not in paired
         if there[checkpoint.path].step != checkpoint.step
+        if not any(_goes_on(one, checkpoint, there[checkpoint.path].step) for one in ours)
     ]
+
+
+def _goes_on(one: Checkpoint, before: Checkpoint, step: int | None) -> bool:
+    """Whether a checkpoint of this step is what a later attempt made of the one `before`, by the same ranks, in another
+    folder: a job may have a folder for each of its starts."""
+    later = one.attempt is not None and before.attempt is not None and one.attempt > before.attempt
+    alike = family(one.path) == family(before.path) and one.ranks == before.ranks
+    return one.good and later and alike and one.step == step
 
 
 def _there(checkpoint: Checkpoint | None) -> bool:

@@ -160,7 +160,10 @@ def _against(
         return invalid
     silent = _without_samples(ours, theirs) if not blind else []
     ours, theirs = (table.without(silent) if silent else table for table in (ours, theirs))
-    other = not_surely_same(ours, theirs)
+    other = [
+        step for step in not_surely_same(ours, theirs)
+        if not lack_what_no_loss_used(ours.get(step, {}), theirs.get(step, {}))
+    ]  # fmt: skip
     if not blind and _had_no_effect(ours, theirs, other):
         return passed(
             f"in {_steps(other)} the data loader handed out other batches than in the twin, and losses and parameters "

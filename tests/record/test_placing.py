@@ -24,7 +24,15 @@ from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.checkpoint_names import final_path
 from torchaos.harness.record.history import Attempt, Execution, History, Load, base_of, saved_as
 from torchaos.harness.record.history.attempts import Segment, may_begin
-from torchaos.harness.record.history.step_evidence import LOG, MOMENTS, OPTIMIZER, STATE, Witness, decide
+from torchaos.harness.record.history.step_evidence import (
+    LOG,
+    MOMENTS,
+    OPTIMIZER,
+    STATE,
+    STRAIGHT,
+    Witness,
+    decide,
+)
 from torchaos.harness.record.record import Record
 
 _SAVES = (Kind.SAVE_BEGIN, Kind.SAVE_END)
@@ -646,3 +654,15 @@ def test_a_warm_up_whose_optimizer_is_not_put_back(
     ]
     part = Segment(0, 3, 1.0, 0, tuple(seen))
     assert part.counts_on(3, logged_on=None, warmed_up=True) is goes_on
+
+
+def test_an_optimizer_that_is_not_put_back_is_one_witness() -> None:
+    """After a warm-up the weights are those of the start. The moments and the counter, which went on, say together that
+    the optimizer was not put back, and do not outweigh the weights."""
+    seen = [
+        Witness(STATE, (0,), "its parameters were those of the start"),
+        Witness(MOMENTS, (3,), "they were those after that step"),
+        Witness(OPTIMIZER, (3,), "it stood at 4 when the step was over"),
+        Witness(STRAIGHT, (3,), "the attempt was at this step before", trust=0.2),
+    ]
+    assert decide(seen)[0] == 0

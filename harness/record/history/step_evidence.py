@@ -148,13 +148,15 @@ def _against(base: int, witnesses: Sequence[Witness]) -> list[Witness]:
 def _cost(base: int, witnesses: Sequence[Witness]) -> float:
     """The weight of all witnesses that the base contradicts."""
     heaviest: dict[str, float] = defaultdict(float)
-    within = any(witness.name == STRAIGHT for witness in witnesses)
+    straight = {fit for witness in witnesses if witness.name == STRAIGHT for fit in witness.fits}
     lost = any(witness.name in (OPTIMIZER, MOMENTS) and witness.group == _ANEW for witness in witnesses)
     for witness in witnesses:
         if lost and witness.name == PARTED:
             continue  # this is why the later losses are others
         if witness.contradicts(base):
-            group = KINDS[witness.name].group if within and witness.name in _COUNTERS else witness.group
+            group = KINDS[witness.name].group if straight and witness.name in _COUNTERS else witness.group
+            if witness.name == MOMENTS and straight.issuperset(witness.fits):
+                group = KINDS[OPTIMIZER].group  # an optimizer that was not put back keeps its counter as well
             heaviest[group] = max(heaviest[group], witness.weight)
     return sum(heaviest.values())
 

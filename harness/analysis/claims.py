@@ -332,8 +332,8 @@ CLAIMS: Mapping[str, Claim] = {
         _SAMPLES,
     ),
     "another part": Claim(
-        "the samples that were seen in step {step} are not those of the twin, and its losses are, bit for bit: they "
-        "are the inputs of another part of the model",
+        "the samples that were seen in step {step} are not those of the twin, and its losses are, bit for bit: "
+        "most likely, they are the inputs of another part of the model",
         "the samples of the step, of which no data loader gave any, and all its losses, in both",
     ),
     "data rewound": Claim("the data was rewound", _SAMPLES),

@@ -77,19 +77,18 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
 
 def _made_anew(record: Record, hit: Event) -> tuple[str, Event] | None:
     """How another rank began the step anew in which the fault hit: it cleared its gradients without an update, or made
-    more backwards than in the step before. None if no other rank did."""
+    more backwards, more often than in any step before. None if no other rank did."""
     peers, done = _peers(record, hit), hit.step or 0
-    before = {one.rank: one for one in peers.at(peers.local_step == done)}
     due = peers.at(peers.local_step == done + 1)
     for place, one in enumerate(due):
-        if (was := before.get(one.rank)) is None:
-            continue
+        before = [*peers.at((peers.rank == one.rank) & (peers.local_step <= done))]
+        dropped, backwards = max((was.dropped for was in before), default=inf), [len(was.losses) for was in before]
         step = done + 1 if one.global_step is None else one.global_step
-        if one.dropped and not was.dropped:
+        if one.dropped > dropped:
             return f"rank {one.rank} cleared its gradients without an update in step {step}", due.event(place)
-        if len(one.losses) > len(was.losses) > 0:
+        if len(one.losses) > max(backwards, default=0) > 0:
             many = f"{counted(len(one.losses), 'backward')} in step {step}"
-            return f"rank {one.rank} made {many}, and {len(was.losses)} in the step before", due.event(place)
+            return f"rank {one.rank} made {many}, and at most {max(backwards)} in each step before", due.event(place)
     return None
 
 

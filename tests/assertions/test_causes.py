@@ -562,6 +562,22 @@ def test_inputs_of_another_part_of_the_model_are_no_other_samples(trainer: Any) 
     assert "samples" not in reason, reason
 
 
+def test_samples_of_a_step_whose_losses_are_0_may_be_others(trainer: Any) -> None:
+    """The first loss of a policy may be 0 whatever it samples: that it is the twin's shows nothing of the samples."""
+
+    def made(kills: Any) -> Any:
+        def step(event: Event) -> dict[str, Any]:
+            samples = (
+                [f"other {sample}" for sample in event.data["samples"]] if event.attempt else event.data["samples"]
+            )
+            return {"samples": samples, "indices": None, "losses": [0.0]}
+
+        return _edited(trainer(kills=kills).record(), Kind.STEP, step)
+
+    found = SampleAccounting().judge(made(KILL), [made(())])
+    assert found.outcome is Outcome.FAILED, found.reason
+
+
 def test_a_parameter_that_a_load_makes_of_a_tie_is_a_cause(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load that assigns tensors breaks the tie of two parameters: one more is trained, on each rank. The sums of all
     parameters are then of other parameters."""

@@ -84,8 +84,8 @@ class TensorNames:
             self._found(trained)  # the job may have made a parameter, or wrapped its model again
             names = self._names_of(trained)
             self._nameless = missing - self._order.keys()
-        places = sorted(range(len(names)), key=lambda place: (names[place] is None, names[place] or "", place))
-        return [trained[place] for place in places]
+        by_name = sorted(zip(names, trained, strict=True), key=lambda pair: (pair[0] is None, pair[0] or ""))
+        return [each for _name, each in by_name]
 
     def _names_of(self, trained: Sequence[Any]) -> list[str | None]:
         known = [self._order.get(id(each), (_gone, None)) for each in trained]

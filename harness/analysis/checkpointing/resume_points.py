@@ -315,7 +315,10 @@ def _with_all_state(run: Record, families: set[str]) -> list[frozenset[str]]:
             names, sums_of = found[posixpath.dirname(save.path), save.attempt, save.local_step]
             names.add(_family(save.path))
             sums_of |= {int(sketch[0]) % MODULUS for sketch in checkpoint.sketches.values() if sketch}
-    return [frozenset(names) for (_, *at), (names, held) in found.items() if due.get((at[0], at[1]), {-1}) <= held]
+    return [
+        frozenset(names) for (_folder, attempt, step), (names, held) in found.items()
+        if (attempt, step) in due and due[attempt, step] <= held
+    ]  # fmt: skip
 
 
 def _of_one_save(run: Record, loaded: set[str]) -> set[str]:

@@ -52,10 +52,10 @@ def may_be_computed(*steps: ByRank) -> bool:
 
 def are_of_another_part(mine: ByRank, twins: ByRank) -> bool:
     """Whether what was seen as samples of the step are inputs of another part of the model than in the twin, because
-    the job calls the first part without gradients: no rank has one of the twin's, and the losses are equal bit for
-    bit."""
+    the job calls the first part without gradients: no rank has a sample of the twin's, and the losses are equal bit for
+    bit. A loss of 0 shows nothing: it may not depend on the samples."""
     return mine.keys() == twins.keys() and may_be_computed(mine, twins) and all(
-        one.samples_seen and one.loss_seen and one.losses == twins[rank].losses
+        one.samples_seen and one.loss_seen and all(one.losses) and one.losses == twins[rank].losses
         and not {*one.samples} & {*twins[rank].samples}
         for rank, one in mine.items()
     )  # fmt: skip

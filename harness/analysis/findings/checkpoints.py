@@ -414,7 +414,7 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
     means = meaning(loss, bitwise is None, first, seen=seen, clear=clear, what=what)
     gone = _removed(run, first)
     return failed(
-        f"{words(first)}{also(first, more)}{f': {gone}' if gone else f'. {means}'}",
+        f"{words(first)}{f': {gone}' if gone else ''}{also(first, more)}{'' if gone else f'. {means}'}",
         None if first.step is None else First(What.SAVED, first.step),
         step=first.step, entry=first.name, entries=more + 1,
     )  # fmt: skip

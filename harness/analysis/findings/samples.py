@@ -172,7 +172,7 @@ def _against(
             samples=_total(ours.without(other)), skipped=0, repeated=0, not_compared=len(other),
         )  # fmt: skip
     rounded: dict[int, str] = {}
-    if odd := _first_odd(history, ours, theirs, blind, rounded):
+    if odd := _first_odd(history, ours, theirs, other, blind, rounded):
         return odd
     if rounded:
         return passed(
@@ -211,16 +211,16 @@ def _differ_already(early: StepTable, theirs: StepTable) -> Finding | None:
 
 
 def _first_odd(
-    history: History, ours: StepTable, theirs: StepTable, blind: Collection[int], rounded: dict[int, str]
+    history: History, ours: StepTable, theirs: StepTable, other: Sequence[int], blind: Collection[int],
+    rounded: dict[int, str],
 ) -> Finding | None:  # fmt: skip
     """The finding about the first step that consumed other samples than in the twin; if there is none, about the first
-    step of which this is not known. Adds the steps whose samples differ only by rounding, because the job computes
-    them, to `rounded`, each with a clause."""
+    step of which this is not known. `other`: the steps whose samples may differ. Adds the steps whose samples differ
+    only by rounding, because the job computes them, to `rounded`, each with a clause."""
     by_sum, unseen = are_summed(ours, theirs), None
     contents = partial(in_order, by_sum=by_sum)
     times = cache(lambda: Counter(map(contents, theirs.values())))
     computed = Computed(history, ours, theirs)
-    other = not_surely_same(ours, theirs)
     for step in sorted({*other, *(step for step in blind if step in ours or step in theirs)}):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
         if step in blind or not (all_known(mine) and all_known(twins)):
@@ -231,8 +231,6 @@ def _first_odd(
             if (follows or alike) and (is_rounding := computed.may_be_rounded(step)) is not None:
                 rounded[step] = in_words(alike)
                 unseen = unseen or (None if is_rounding else _unclear(step, rounded[step]))
-                continue
-            if lack_what_no_loss_used(mine, twins):
                 continue
             if are_of_another_part(mine, twins):
                 return inconclusive(said("another part", step=step), step=step)

@@ -18,6 +18,11 @@ _RATES = "the learning rates of the steps since the resume, and the twin's"
 _SAMPLES = "the samples of the step, and of the earlier step"
 
 CLAIMS: Mapping[str, Claim] = {
+    "same end": Claim(
+        "the state of the job's last save is that of the twin's, bit for bit ({found})",
+        "the states of the last saves by name (checkpoint.parameters), and the check sums of the parameters after the "
+        "last steps, on all ranks, in both",
+    ),
     "apart": Claim(
         "the ranks held different parameters after step {step} of attempt {attempt}, and the same parameters before",
         "the check sums of the parameters on each rank, after that step and before",

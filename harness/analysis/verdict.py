@@ -15,6 +15,7 @@ from typing import Any
 from torchaos.harness import registry
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.comparison.agreement import history_of
+from torchaos.harness.analysis.comparison.end_states import against_the_end
 from torchaos.harness.analysis.ending import (
     LEFT_OPEN,
     died_by_itself,
@@ -155,7 +156,7 @@ def _assertion(named: Named) -> Assertion:
 
 def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     try:
-        finding = judged(assertion, run, twins)
+        finding = against_the_end(judged(assertion, run, twins), run, twins)
     except ChaosError as error:
         return inconclusive(str(error))
     except Exception as error:  # a plug-in's code may raise anything, and the other assertions still count

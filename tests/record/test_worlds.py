@@ -298,5 +298,5 @@ def test_no_work_is_lost_by_trainers_that_take_their_newest_checkpoint() -> None
     for number in (*range(120), 242, 340, 505, 578):
         world = worlds.drawn(random.Random(number))
         run = worlds.Trainer(world).run()
-        finding = NoLostWork().judge(Record(worlds._PLAN, tuple(run.events), {}), [])
+        finding = NoLostWork().judge(Record(worlds.PLAN, tuple(run.events), {}), [])
         assert finding.outcome.value != "failed", (number, finding.reason)

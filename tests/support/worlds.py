@@ -84,8 +84,8 @@ DOMAINS: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 ROOT = "/job/ckpt"
 _JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, ROOT)
-_PLAN = Plan("made-up", "", 7, _JOB, (), ())
-_ASSERTIONS = (StateRestored(), LossContinuity(), SampleAccounting(), LrContinuity(), NoLostWork())
+PLAN = Plan("made-up", "", 7, _JOB, (), ())
+ASSERTIONS = (StateRestored(), LossContinuity(), SampleAccounting(), LrContinuity(), NoLostWork())
 
 
 @dataclass(frozen=True)
@@ -710,18 +710,18 @@ def truth(world: World) -> tuple[str, set[str]]:
 
 def failures(world: World) -> str:
     """What the assertions say that fail."""
-    twins = [Record(_PLAN, tuple(Trainer(replace(world.straight, run=number)).run().events), {}) for number in (1, 2)]
-    run = Record(_PLAN, tuple(Trainer(world).run().events), {})
+    twins = [Record(PLAN, tuple(Trainer(replace(world.straight, run=number)).run().events), {}) for number in (1, 2)]
+    run = Record(PLAN, tuple(Trainer(world).run().events), {})
     by_name = world.state in ("all", "named")
-    findings = [of_assertion(each, run, twins[: 1 + world.noise]) for each in _ASSERTIONS[not by_name :]]
+    findings = [of_assertion(each, run, twins[: 1 + world.noise]) for each in ASSERTIONS[not by_name :]]
     return "\n".join(f"{each.reason} {each.cause}" for each in findings if each.outcome is Outcome.FAILED)
 
 
 def judged(world: World) -> tuple[str, str]:
     """What the assertions say of a world: "cause right", "other cause", "unknown" (none fails, and some are
     inconclusive) or "passed"; and the reasons of those that did not pass."""
-    run, twin = (Record(_PLAN, tuple(Trainer(each).run().events), {}) for each in (world, world.straight))
-    findings = [of_assertion(assertion, run, [twin]) for assertion in _ASSERTIONS]
+    run, twin = (Record(PLAN, tuple(Trainer(each).run().events), {}) for each in (world, world.straight))
+    findings = [of_assertion(assertion, run, [twin]) for assertion in ASSERTIONS]
     failed = [found for found in findings if found.outcome is Outcome.FAILED]
     text = "\n".join(f"{found.reason} {found.cause}" for found in failed)
     if failed:

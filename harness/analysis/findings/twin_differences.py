@@ -133,10 +133,11 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
     ours, theirs = history.by_step(), twins[0]
     first = next(_beyond(ours, twins, allowed, CERTAIN), None)
     if first and (first.ours is None or first.theirs is None):
-        return inconclusive(
+        reason = (
             f"{_words(first, 'in the twin')} Which parameter groups take part in a step is not the same, so their "
             "learning rates can't be compared."
         )
+        return replace(inconclusive(reason), first=First(What.RATE, first.step))
     if first and (odd := uneven(theirs)):
         return inconclusive(f"{_words(first, 'in the twin')} But {odd}: it is not known whether that is a defect.")
     if first:

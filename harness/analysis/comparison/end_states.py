@@ -1,0 +1,127 @@
+"""Whether a job ended with the state with which its twin ended. Then it made the same updates as its twin, from the
+same samples, however its steps were counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torchaos.harness.analysis.claims import said
+from torchaos.harness.analysis.comparison.agreement import history_of
+from torchaos.harness.analysis.ending import own_exit_code
+from torchaos.harness.interfaces import Finding, Outcome, What, inconclusive, passed
+from torchaos.harness.record.history import Execution
+from torchaos.harness.record.history.snapshots import QUANTITIES, State, StateSums, states
+from torchaos.harness.record.plan import enumerated
+from torchaos.harness.record.record import Record
+
+_READINGS = (What.LOSS, What.LOSSES, What.RATE)  # may differ although the step had the same result
+_NAMES = {what: what for what in QUANTITIES} | {"frozen": "frozen parameters", "moments": "optimizer's moments"}
+_DIGITS = 16  # of a plain sum
+_RESULTS = (What.SAMPLES, What.COMPUTED, What.PARAMETERS)
+
+
+def against_the_end(finding: Finding, run: Record, twins: Sequence[Record]) -> Finding:
+    """The finding, or a passed one if the difference from the twin of which it tells can't have been: the job ended
+    with the twin's state, bit for bit. Inconclusive if it tells of another last step, since that may be a matter of
+    counting.
+
+    A loss or a learning rate that differs in a step with the twin's result is a difference: the update does not depend
+    on the loss scale, and frozen parameters not on the rate."""
+    first = finding.first
+    if finding.outcome is Outcome.PASSED or first is None or first.what not in (*_READINGS, *_RESULTS, What.LAST):
+        return finding
+    if first.what in _READINGS and _has_the_same_result(run, twins, first.step):
+        return finding
+    if not (equal := equal_at_the_end(run, twins)):
+        return finding
+    same = said("same end", found=enumerated([_NAMES[what] for what in equal]))
+    if first.what is What.LAST:
+        return inconclusive(f"{finding.reason}. But {same}: the steps may be counted wrongly")
+    counted_so = f"as the steps were counted, the first difference is in step {first.step} ({first.what.value})"
+    return passed(f"{same}; {counted_so}, so the steps of this job can't be counted as the twin's")
+
+
+def _has_the_same_result(run: Record, twins: Sequence[Record], step: int) -> bool:
+    """Whether the step left the twin's parameters on all ranks."""
+    ours = history_of(run, twins).by_step().get(step, {})
+    theirs = twins[0].history.by_step().get(step, {}) if twins else {}
+    return bool(ours) and ours.keys() == theirs.keys() and all(
+        one.parameters is not None and one.parameters == theirs[rank].parameters for rank, one in ours.items()
+    )  # fmt: skip
+
+
+def equal_at_the_end(run: Record, twins: Sequence[Record]) -> list[str]:
+    """The quantities of the state with which the job ended by itself, if all equal those of a twin: the states of the
+    last saves are equal by rank, and so are the parameters after the last steps. Empty if they are not, or if the job
+    did not train after its last resume."""
+    if not twins or run.plan.job.replicas > 1 or own_exit_code(run) != 0:
+        return []
+    mine = _End.of(run)
+    if mine.has_moved and any(mine.equals(_End.of(twin)) for twin in twins if own_exit_code(twin) == 0):
+        return mine.seen
+    return []
+
+
+class _End:
+    """The end of the last attempt with steps: by rank, the state of the last save, and the last step."""
+
+    def __init__(self, saves: Mapping[int, State], steps: Mapping[int, Execution], before: Sequence[State]) -> None:
+        self._saves, self._steps, self._before = saves, steps, before
+
+    @classmethod
+    def of(cls, record: Record) -> _End:
+        made = record.history.executions
+        last = int(made.attempt.max(initial=0))
+        seen = list(states(record.beside_steps))
+        own = [state for state in seen if state.event.attempt == last]
+        saves = {state.event.rank or 0: state for state in own if not state.begun}
+        steps = {execution.rank: execution for execution in made.of_attempt(last).with_state if execution.parameters}
+        first = [state for state in own if state.begun and not state.event.step]
+        return cls(saves, steps, [state for state in seen if state.event.attempt != last] + first)
+
+    @property
+    def seen(self) -> list[str]:
+        """The quantities of the states of the last saves."""
+        return [what for what in QUANTITIES if any(state.sums.get(what) for state in self._saves.values())]
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the parameters of the last saves are none with which the last attempt began, or an earlier had."""
+        before = [_trained(state) for state in self._before]
+        own = [_trained(state) for state in self._saves.values()]
+        return bool(own) and all(own) and not any(sums in before for sums in own)
+
+    def equals(self, other: _End) -> bool:
+        if not self._saves or self._saves.keys() != other._saves.keys() or self._steps.keys() != other._steps.keys():
+            return False
+        if any(_values(state) != _values(other._saves[rank]) for rank, state in self._saves.items()):
+            return False
+        return all(
+            (self._is_last(rank) and other._is_last(rank)) or _plain(step) == _plain(other._steps[rank])
+            for rank, step in self._steps.items()
+        )
+
+    def _is_last(self, rank: int) -> bool:
+        """Whether this rank's last save came after its last step; or that of another rank with the same parameters."""
+        own = self._steps[rank]
+        return any(
+            (state.event.step or 0) >= self._steps[saver].local_step and self._steps[saver].parameters == own.parameters
+            for saver, state in self._saves.items() if saver in self._steps
+        )  # fmt: skip
+
+
+def _trained(state: State) -> StateSums:
+    """The parameters; of a job without an optimizer of torch, all that are known."""
+    return state.sums.get("parameters") or state.sums.get("frozen") or {}
+
+
+def _values(state: State) -> Mapping[str, Counter[tuple[str, ...]]]:
+    """By quantity, the check sums of all tensors, without names: these may depend on the order of the optimizers."""
+    return {what: Counter(map(tuple, state.sums.get(what, {}).values())) for what in QUANTITIES}
+
+
+def _plain(step: Execution) -> str:
+    """The check sum of the parameters after the step, without the part that depends on the order of the tensors."""
+    text = step.parameters or ""
+    return f"{text[: -2 * _DIGITS]}{text[-_DIGITS:]}"

@@ -8,6 +8,7 @@ import pytest
 import worlds
 
 from torchaos.harness.analysis.comparison.end_states import against_the_end
+from torchaos.harness.analysis.replica_verdict import judged
 from torchaos.harness.interfaces import First, Outcome, What, failed
 from torchaos.harness.record.record import Record
 
@@ -67,5 +68,5 @@ def test_nothing_is_taken_back_without_the_state_at_the_end(world: worlds.World)
 def test_no_defect_is_taken_back(defect: str) -> None:
     """Whatever a resume loses: what the assertions say of it stays."""
     run, twins = _pair(worlds.planted(5, defect))
-    findings = [worlds.of_assertion(each, run, twins) for each in worlds.ASSERTIONS]
+    findings = [judged(each, run, twins) for each in worlds.ASSERTIONS]
     assert all(against_the_end(finding, run, twins) is finding for finding in findings)

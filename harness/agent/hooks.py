@@ -115,6 +115,7 @@ class _Installer:
         self._when("torchdata.stateful_dataloader.stateful_dataloader", "samples", loader.patch_stateful)
         self._when("torch.nn.parallel.distributed", "samples", forward.patch_ddp)
         self._when("torch.distributed.fsdp.fully_sharded_data_parallel", "samples", forward.patch_fsdp)
+        self._when("torch.distributed.pipelining.stage", "samples", forward.patch_pipelines)
         for fsdp2 in ("torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp"):  # 2.6 on; before
             self._when(f"{fsdp2}._fsdp_state", "samples", forward.patch_fsdp2)
 

@@ -51,7 +51,7 @@ class ForwardHook:
         def _root_pre_forward(fsdp: Any, model: Any, args: Any, kwargs: Any) -> Any:
             context = getattr(fsdp, "_state_ctx", None)
             is_root = getattr(context, "iter_forward_root", None) is None
-            if self._agent.on and is_root and is_grad_enabled() and model.training:
+            if self._agent.on and is_root and not self._inside and is_grad_enabled() and model.training:
                 self._begins((args, kwargs))
                 try:
                     self._agent.enter(Phase.FORWARD)
@@ -63,6 +63,24 @@ class ForwardHook:
             return original(fsdp, model, args, kwargs)
 
         state._root_pre_forward = _root_pre_forward
+
+    def patch_pipelines(self, module: ModuleType) -> None:
+        """Patches the stages of torch's pipelines: the forward by which a stage finds out its shapes gets no data."""
+        stage = module.PipelineStage
+        for name in ("_forward_metadata_inference", "_shape_inference"):  # newer, and older, versions of torch
+            if name in vars(stage):
+                setattr(stage, name, self._unseen(getattr(stage, name)))
+
+    def _unseen(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def unseen(*args: Any, **kwargs: Any) -> Any:
+            before, self._inside = self._inside, True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._inside = before
+
+        return unseen
 
     def _patch_wrapper(self, wrapper: Any) -> None:
         from torch import is_grad_enabled

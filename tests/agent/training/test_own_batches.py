@@ -95,6 +95,27 @@ for n in range(4):
     assert ran.failures == []
 
 
+def test_a_pipeline_that_finds_out_its_shapes(rank: Any) -> None:
+    """Before its first step, a stage of torch's pipelines runs a forward on memory that nobody has filled: no data."""
+    alone = "for n in range(4):\n    x, y = batch(n)\n    model(x).sub(y).pow(2).mean().backward(); update()\n"
+    staged = """
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+stage = PipelineStage(model, 0, 1, torch.device("cpu"))
+schedule = ScheduleGPipe(stage, 1, loss_fn=lambda out, y: (out - y).pow(2).mean())
+for n in range(4):
+    x, y = batch(n)
+    schedule.step(x, target=y); update()
+"""
+    rank.run(MODEL + alone)
+    ran = rank.run(MODEL + staged, attempt=1)
+    assert ran.code == 0, ran.output
+    assert rows(ran, 1) == rows(ran, 0)
+    assert len({*rows(ran, 0)}) == 4
+    assert ran.failures == []
+
+
 LATER = """
 from torch.utils.data import DataLoader, TensorDataset
 held_out = DataLoader(TensorDataset(torch.rand(6, 4), torch.rand(6)), batch_size=3)

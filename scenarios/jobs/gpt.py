@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import math
 import os
 import random
@@ -257,6 +258,7 @@ class Run:
 
 def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
     args = options()
+    gc.freeze()  # what was imported stays: no collection looks through it, not even the one at the end
     timeout = timedelta(seconds=args.step_timeout)
     if args.self_test and (wrong := self_test.main()):
         sys.exit(wrong)

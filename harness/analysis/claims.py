@@ -19,7 +19,7 @@ _SAMPLES = "the samples of the step, and of the earlier step"
 
 CLAIMS: Mapping[str, Claim] = {
     "same end": Claim(
-        "the state of the job's last save is that of the twin's, bit for bit ({found})",
+        "the job's last save has the twin's state, bit for bit ({found})",
         "the states of the last saves by name (checkpoint.parameters), and the check sums of the parameters after the "
         "last steps, on all ranks, in both",
     ),

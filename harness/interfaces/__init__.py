@@ -135,8 +135,8 @@ def failed(reason: str, first: First | None = None, /, **measured: Any) -> Findi
     return _answer(failed, Finding(Outcome.FAILED, reason, measured, first=first))
 
 
-def inconclusive(reason: str, **measured: Any) -> Finding:
-    return _answer(inconclusive, Finding(Outcome.INCONCLUSIVE, reason, measured))
+def inconclusive(reason: str, first: First | None = None, /, **measured: Any) -> Finding:
+    return _answer(inconclusive, Finding(Outcome.INCONCLUSIVE, reason, measured, first=first))
 
 
 def _answer(made_by: Callable[..., Finding], finding: Finding) -> Finding:

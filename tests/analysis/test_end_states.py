@@ -29,7 +29,7 @@ def test_a_difference_that_can_not_have_been_is_no_failure(first: First) -> None
     """A job that ended with the twin's state made the twin's updates."""
     found = against_the_end(failed("x", first), *_pair(_HEALTHY))
     assert found.outcome is Outcome.PASSED
-    assert "the state of the job's last save is that of the twin's, bit for bit (parameters" in found.reason
+    assert "the job's last save has the twin's state, bit for bit (parameters" in found.reason
     assert f"step {first.step} ({first.what.value})" in found.reason
 
 
@@ -46,7 +46,7 @@ def test_another_last_step_may_be_a_matter_of_counting() -> None:
     """The job ended with the twin's state, so whether it made another number of steps is not known."""
     found = against_the_end(failed("the job ended in step 23", First(What.LAST, 23)), *_pair(_HEALTHY))
     assert found.outcome is Outcome.INCONCLUSIVE
-    assert found.reason.startswith("the job ended in step 23. But the state of the job's last save is that of the")
+    assert found.reason.startswith("the job ended in step 23. But the job's last save has the twin's state")
 
 
 @pytest.mark.parametrize("world", [

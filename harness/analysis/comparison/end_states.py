@@ -38,8 +38,8 @@ def against_the_end(finding: Finding, run: Record, twins: Sequence[Record]) -> F
     same = said("same end", found=enumerated([_NAMES[what] for what in equal]))
     if first.what is What.LAST:
         return inconclusive(f"{finding.reason}. But {same}: the steps may be counted wrongly")
-    counted_so = f"as the steps were counted, the first difference is in step {first.step} ({first.what.value})"
-    return passed(f"{same}; {counted_so}, so the steps of this job can't be counted as the twin's")
+    recorded = f"the first difference that was recorded, in step {first.step} ({first.what.value})"
+    return passed(f"{same}; so {recorded}, made none to the training")
 
 
 def _has_the_same_result(run: Record, twins: Sequence[Record], step: int) -> bool:

@@ -169,7 +169,8 @@ class Comparison:
     def _failed(self, first: Difference, more: str = "") -> Finding:
         words = f"{in_words(first, 'in the twin', self.first_in_words)}{more}{self._means_before(first.step)}"
         if odd := uneven(self._twins[0]):
-            return inconclusive(f"{words} But {odd}: it is not known whether the difference is a defect.")
+            told = f"{words} But {odd}: it is not known whether the difference is a defect."
+            return inconclusive(told, First(What.LOSS, first.step))
         cause = likeliest_cause(self._run, self._history, self._ours, self._twins[0], first, self._twin, self._twins)
         finding = failed(f"{words} {cause.words}", first_of(first, cause), **measured_of(first))
         return replace(finding, cause=cause.short)

@@ -260,7 +260,8 @@ class AgainstTwins:
         )
         measured = {"step": first, "rank": rank, "bad_checkpoints": len(saved)}
         if odd := uneven(theirs):
-            return inconclusive(f"{replicas}; {words} But {odd}: it is not known whether that is a defect.", **measured)
+            words = f"{words} But {odd}: it is not known whether that is a defect."
+            return inconclusive(f"{replicas}; {words}", First(What.PARAMETERS, first), **measured)
         if not _sketched(self._ours) and self._may_be_rounding():
             return inconclusive(
                 f"{replicas}; {words} No loss differs by more than {ROUNDING:g}, and with three ranks or more DDP sums "

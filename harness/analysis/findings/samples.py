@@ -206,6 +206,7 @@ def _differ_already(early: StepTable, theirs: StepTable) -> Finding | None:
     return inconclusive(
         "the twin can't be compared with this run: other samples were consumed already before any fault, first in "
         f"step {invalid}. Give the job a fixed seed.",
+        First(What.SAMPLES, invalid),
         step=invalid,
     )
 
@@ -233,9 +234,9 @@ def _first_odd(
                 unseen = unseen or (None if is_rounding else _unclear(step, rounded[step]))
                 continue
             if are_of_another_part(mine, twins):
-                return inconclusive(said("another part", step=step), step=step)
+                return inconclusive(said("another part", step=step), First(What.SAMPLES, step), step=step)
             differ = differ_somehow(ours, theirs, step) if by_sum else differs(history, ours, theirs, step)
-            return _uneven(theirs) or (other_inputs(step, computed.are_few) if follows else differ)
+            return _uneven(theirs, step) or (other_inputs(step, computed.are_few) if follows else differ)
     return unseen
 
 
@@ -265,6 +266,7 @@ def _unclear(step: int, words: str) -> Finding:
     return inconclusive(
         f"the samples of step {step} differ from the twin's. They {words}, and after a restart of three or more ranks "
         "its parameters may differ by rounding. The losses do not show whether they differ by more",
+        First(What.SAMPLES, step),
         step=step,
     )
 
@@ -281,9 +283,9 @@ def _total(steps: StepTable) -> int:
     return int(np.where(indices > 0, indices, seen).sum() if by_index(steps) else seen.sum())
 
 
-def _uneven(theirs: StepTable) -> Finding | None:
-    """A reason if the ranks of the twin made different numbers of steps. Then the steps of two runs can't be
-    compared."""
+def _uneven(theirs: StepTable, step: int) -> Finding | None:
+    """The finding about other samples in this step if the ranks of the twin made different numbers of steps: the steps
+    of two runs can't be compared then. None if they did not."""
     made = Counter(theirs.executions.rank.tolist()).most_common()
     (most, many), (least, few) = made[0], made[-1]
     if many == few:
@@ -291,7 +293,8 @@ def _uneven(theirs: StepTable) -> Finding | None:
     return inconclusive(
         f"in the twin rank {most} made {counted(many, 'step')} and rank {least} made {few}, as under DDP's Join. "
         "So the steps of the two ranks are different steps, and after a restart it is not known which samples belong "
-        "to which step"
+        "to which step",
+        First(What.SAMPLES, step),
     )
 
 

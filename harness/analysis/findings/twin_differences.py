@@ -133,13 +133,14 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
     ours, theirs = history.by_step(), twins[0]
     first = next(_beyond(ours, twins, allowed, CERTAIN), None)
     if first and (first.ours is None or first.theirs is None):
-        reason = (
+        return inconclusive(
             f"{_words(first, 'in the twin')} Which parameter groups take part in a step is not the same, so their "
-            "learning rates can't be compared."
+            "learning rates can't be compared.",
+            First(What.RATE, first.step),
         )
-        return replace(inconclusive(reason), first=First(What.RATE, first.step))
     if first and (odd := uneven(theirs)):
-        return inconclusive(f"{_words(first, 'in the twin')} But {odd}: it is not known whether that is a defect.")
+        words = f"{_words(first, 'in the twin')} But {odd}: it is not known whether that is a defect."
+        return inconclusive(words, First(What.RATE, first.step))
     if first:
         before = [step for step in sorted(ours.keys() & theirs.keys()) if step <= first.step]
         skip = skipped_update(before, ours, theirs)

@@ -72,8 +72,9 @@ def carry_out(decided: Decided, fault: str, emit: Callable[[Mapping[str, Any]], 
 
 
 def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
-    """The complete checkpoints below a folder, the newest first. `during_save`: the checkpoint that was written last
-    comes first, even if its name is temporary. Raises ChaosError if they can't be read."""
+    """The complete checkpoints below a folder, the newest first: by step, then by the time at which they were written.
+    Those of unknown step come last. `during_save`: the checkpoint that was written last comes first, even if its name
+    is temporary. Raises ChaosError if they can't be read."""
     files = Local()
     try:
         paths = formats.find(files, str(root))
@@ -81,7 +82,7 @@ def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
         if during_save:
             unfinished = [formats.read(files, path) for path in _unfinished(root, paths)]
             read += [checkpoint for checkpoint in unfinished if checkpoint.tensors]
-        found = formats.in_order(read)
+        found = sorted(read, key=lambda one: (-1 if one.step is None else one.step, _written_ns(one), one.path))
     except OSError as error:
         raise ChaosError(f"{root}: {error.strerror}") from error
     finally:

@@ -93,6 +93,17 @@ def test_the_newest_k(operate: Operate, dcp_root: Path) -> None:
         operate("checkpoint.truncate", dcp_root, newest=3).apply()
 
 
+def test_the_newest_without_a_step(operate: Operate, tmp_path: Path) -> None:
+    """Of files whose step is not known, the newest is the one that was written last, whatever their names are."""
+    root = tmp_path / "out"
+    root.mkdir()
+    for number, name in enumerate(("model-5.pt", "optim-5.pt", "model-10.pt", "optim-10.pt")):
+        torch.save({"x": torch.arange(9.0)}, root / name)
+        os.utime(root / name, (number, number))
+    done = operate("checkpoint.truncate", root, 1, newest=2).apply()
+    assert [Path(one["file"]).name for one in done.damaged] == ["optim-10.pt", "model-10.pt"]
+
+
 def test_nothing_to_damage(operate: Operate, tmp_path: Path, dcp_root: Path) -> None:
     """No folder, no checkpoint, or nothing of that kind in it: a sentence, and nothing is changed."""
     empty = tmp_path / "empty"

@@ -158,8 +158,8 @@ class RollbackDetector:
     @property
     def by(self) -> int | None:
         """By how many steps the job went back; a negative number: how many steps it skipped. None if the counters do
-        not show it."""
-        counts = set(self._by.values())
+        not show it. An optimizer without a counter, such as Muon, says nothing."""
+        counts = {*self._by.values()} - {None}
         return counts.pop() if len(counts) == 1 else None
 
     def _come_to(self, place: int) -> None:

@@ -129,11 +129,6 @@ def unread_files(files: Files, root: str, seen: Collection[str] = ()) -> Iterato
             yield path
 
 
-def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
-    """The checkpoints sorted by step. Checkpoints of unknown step come first."""
-    return sorted(found, key=lambda checkpoint: (-1 if checkpoint.step is None else checkpoint.step, checkpoint.path))
-
-
 def trackers(files: Files, root: str) -> list[Tracker]:
     """The tracker files directly in a folder: those of formats, and other small files that are called `latest` or the
     like and hold a name or a path, as text or in JSON. A file of the second kind counts only if it names an entry of

@@ -376,6 +376,17 @@ def test_a_rollback_within_the_process_counts_again(bench: Bench) -> None:
     assert (bench.kinds, bench.sites()[0].step) == (FIRED, 6)
 
 
+def test_an_optimizer_without_a_counter_says_nothing_of_a_rollback(bench: Bench) -> None:
+    """Such as Muon beside AdamW, whose counter says by how many steps the job went back."""
+    bench.page("f1")
+    triggers, muon, adam = bench.triggers(bench.trigger(step=6)), Optimizer(None), Optimizer(0)
+    for _ in range(3):
+        adam.count(adam.state["weight"]["step"] + 1)
+        bench.step(triggers)
+    _put_back(triggers, (muon, None), (adam, 1))
+    assert (triggers.step, bench.missed) == (2, [])
+
+
 def test_a_rollback_that_no_counter_tells_of(bench: Bench) -> None:
     """The triggers that name a step are missed, and the reason says after how many steps; those without one stay."""
     bench.page("f1")

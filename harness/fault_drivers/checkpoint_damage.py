@@ -82,7 +82,7 @@ def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
         if during_save:
             unfinished = [formats.read(files, path) for path in _unfinished(root, paths)]
             read += [checkpoint for checkpoint in unfinished if checkpoint.tensors]
-        found = sorted(read, key=lambda one: (-1 if one.step is None else one.step, _written_ns(one), one.path))
+        found = sorted(formats.in_order(read), key=lambda one: (0, _written_ns(one)) if one.step is None else (1, 0))
     except OSError as error:
         raise ChaosError(f"{root}: {error.strerror}") from error
     finally:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -500,6 +501,15 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
     assert (newest.exit_code, "not read: 2 files" in newest.stdout) == (0, True), newest.output
     document = json.loads(CliRunner().invoke(cli, ["verify", "--all", "--json", str(tmp_path)]).stdout)
     assert document["unread"] == {".tar": 2}
+
+
+def test_all_checkpoints_of_unknown_step_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """`model-10.pt` comes after `model-9.pt`, though it is before it in the order of texts."""
+    for name in ("model-9.pt", "model-10.pt", "model-8.pt"):
+        torch.save({"x": torch.arange(9.0)}, tmp_path / name)
+    done = CliRunner().invoke(cli, ["verify", "--all", str(tmp_path)])
+    names = re.findall(r"model-\d+", done.stdout)
+    assert list(dict.fromkeys(names)) == ["model-8", "model-9", "model-10"]
 
 
 def test_all_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class FaultTriggers:
         self.base: int | None = 0  # global steps before this attempt; None: unknown after a load
         self._start: int | None = 0  # the base with which the process began
         self._going_back, self._gone_back_by = RollbackDetector(), 0  # steps gone back since the last step ended
+        self._lost_after: int | None = None  # steps, after which no counter has shown the number of the next step yet
         self.current: list[Pending] = []
         self._pending: list[Pending] = []
         careful = agent.careful("orders")
@@ -129,18 +130,24 @@ class FaultTriggers:
 
     def _count_again(self) -> None:
         """After a checkpoint and the state of an optimizer were loaded between two steps, finds the number of the next
-        step from the optimizer's step counter. If the counter doesn't show it, the faults that name a step are
-        missed."""
+        step from the optimizer's step counter. If no counter shows it until the job goes on, the faults that name a
+        step are missed."""
         if not self._going_back.happened(self._agent.steps_over):
             return
         by = self._going_back.by
+        # Another optimizer, which is put back next, may still show it.
+        self._lost_after = self._agent.steps_over if by is None else None
         if self.base is not None and by is not None:
             self.base += self._gone_back_by - by
             self._gone_back_by = by
             self._select_current()
-        elif by is None:
+
+    def _miss_if_lost(self) -> None:
+        """Must be called when the job goes on."""
+        if self._lost_after is not None:
+            after, self._lost_after = self._lost_after, None
             for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
-                self._forget(pending, _NO_COUNTER.format(self._agent.steps_over))
+                self._forget(pending, _NO_COUNTER.format(after))
 
     def step_over(self) -> None:
         """Must be called when an iteration is over, and its event is written. Faults that are due right after it fire
@@ -169,6 +176,7 @@ class FaultTriggers:
                 self._applied(pending)
 
     def _prepare_step(self) -> None:
+        self._miss_if_lost()
         self._gone_back_by = 0
         if self.base is None:
             self._ask_for_base()
@@ -176,6 +184,8 @@ class FaultTriggers:
         self._select_current()
 
     def _due_in(self, phase: Phase, call: Call | None) -> list[Pending]:
+        if phase not in _CHECKPOINT:
+            self._miss_if_lost()
         return [pending for pending in self.current if self._is_due(pending, pending.when, phase, call)]
 
     def _is_due(self, pending: Pending, when: Moment, phase: Phase, call: Call | None) -> bool:

@@ -129,6 +129,17 @@ def unread_files(files: Files, root: str, seen: Collection[str] = ()) -> Iterato
             yield path
 
 
+def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
+    """The checkpoints sorted by step. Those of unknown step come first, by the numbers in their paths: `model-5.pt`
+    before `model-10.pt`."""
+
+    def place(one: Checkpoint) -> tuple[int, list[tuple[str, int]]]:
+        parts = [(text, int(digits or -1)) for text, digits in re.findall(r"(\D*)(\d*)", one.path)]
+        return -1 if one.step is None else one.step, parts
+
+    return sorted(found, key=place)
+
+
 def trackers(files: Files, root: str) -> list[Tracker]:
     """The tracker files directly in a folder: those of formats, and other small files that are called `latest` or the
     like and hold a name or a path, as text or in JSON. A file of the second kind counts only if it names an entry of

@@ -316,10 +316,12 @@ def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _own(lines: Sequence[str]) -> list[str]:
-    """The last lines up to the last error, without torchrun's own lines and without lines that several ranks repeat."""
+    """The last lines up to the last error, without torchrun's own lines and without lines that several ranks repeat. An
+    error that only says that another rank is gone counts only if there is no other."""
     kept = _kept(lines)
-    last = max((place for place, line in enumerate(kept) if _ERROR.match(line)), default=len(kept) - 1)
-    return kept[: last + 1][-_MOST_LINES:]
+    errors = [place for place, line in enumerate(kept) if _ERROR.match(line)]
+    own = [place for place in errors if not _is_consequence(kept[place])] or errors
+    return kept[: own[-1] + 1 if own else len(kept)][-_MOST_LINES:]
 
 
 def _kept(lines: Sequence[str]) -> list[str]:

@@ -57,6 +57,15 @@ def test_the_reason_is_what_the_job_said(tmp_path: Path) -> None:
     )
 
 
+def test_an_error_that_follows_from_the_death_of_another_rank_is_not_quoted(tmp_path: Path) -> None:
+    """Of several errors in the log, the last one counts that says more than that another rank is gone."""
+    run = RunDir(Path(shutil.copytree(RUNS / "no-such-script", tmp_path / "run")))
+    run.logs.mkdir()
+    lost = "RuntimeError: [tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:44699."
+    (run.logs / "job-0.log").write_text(f"[rank0]: RuntimeError: invalid file name: .new\n[rank1]: {lost}\n{LOG}")
+    assert judge(run).reason.endswith("its log ends with: RuntimeError: invalid file name: .new")
+
+
 def test_a_job_that_made_steps_keeps_its_reason() -> None:
     """A job that died later is judged by what it did."""
     assert "first step" not in judge(RunDir(RUNS / "stale-store")).reason

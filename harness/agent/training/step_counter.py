@@ -14,6 +14,7 @@ a backward belong to the same iteration."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import defaultdict
@@ -324,7 +325,8 @@ class Segment:
     dropped: int = 0  # iterations before it whose gradients were cleared without an optimizer step
     after: Shown | None = None  # the training state at its end
     before: Shown | None = None  # the state before it, in the first segment of a process and after a load
-    norm: float | None = None  # of the gradient, at the end of the last backward
+    # Of the gradient, at the end of the last backward. In a step of several optimizers: the root of the sum of squares.
+    norm: float | None = None
 
 
 class Tally:
@@ -357,7 +359,7 @@ class Tally:
             whole.dropped += segment.dropped
             whole.after, whole.before = segment.after, whole.before or segment.before
             if segment.norm is not None:  # several optimizers may step after one backward
-                whole.norm = segment.norm
+                whole.norm = math.hypot(whole.norm or 0.0, segment.norm)
             whole.opt_step = segment.opt_step if whole.opt_step is None else whole.opt_step
             whole.sched_step = segment.sched_step if whole.sched_step is None else whole.sched_step
             # An iteration is skipped only if all its optimizer steps were skipped. Otherwise the parameters have

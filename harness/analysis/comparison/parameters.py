@@ -277,9 +277,10 @@ class AgainstTwins:
         mine, twins = self._ours[first][rank].norm, self._theirs[first][rank].norm
         if mine is None or twins is None:
             return ""
+        backwards = "backwards" if len(self._ours[first][rank].losses) > 1 else "backward"
         by = relative(mine, twins)
         of = f"{mine:.6g} instead of {twins:.6g}{f', {by:.2g} off' if math.isfinite(by) else ''}"
-        return f" (the gradient's norm after the backward is {of if by else 'the same'})"
+        return f" (the gradient's norm after the {backwards} is {of if by else 'the same'})"
 
     def _why_other(self, first: int, rank: int) -> Cause:
         found = next(differences(self._ours, self._theirs, 0.0), None)

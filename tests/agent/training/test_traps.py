@@ -1084,6 +1084,23 @@ for x, y in DataLoader(rest, batch_size=4):
     assert [step["indices"] for step in ran.steps] == [[11, 10, 9, 8], [7, 6, 5, 4]], ran.output
 
 
+def test_the_norm_of_several_backwards_in_a_step(rank: Any) -> None:
+    """If each of several networks has a backward of its own in a step, the norm is that of all their gradients."""
+    ran = rank.run(
+        """
+import torch
+one, other = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+pair = torch.optim.SGD(one.parameters(), lr=0.0), torch.optim.SGD(other.parameters(), lr=0.0)
+for n in range(3):
+    for net, scale, optimizer in ((one, 3.0, pair[0]), (other, 4.0, pair[1])):
+        (net(torch.full((1, 1), scale))).sum().backward(); optimizer.step(); optimizer.zero_grad()
+""",
+        hooks=("steps", "state"),
+    )
+    assert ran.failures == []
+    assert [step["norm"] for step in ran.steps] == pytest.approx([5.0] * 3)
+
+
 def test_the_norm_of_networks_that_take_turns(rank: Any) -> None:
     """As in a GAN: while one network trains, the other keeps the gradients of its last step, which a restart loses.
     They are not counted; what the backward adds to them is."""
@@ -1103,5 +1120,6 @@ for n in range(6):
         hooks=("steps", "state"),
     )
     assert not ran.failures, ran.failures
-    both = (4 * 2**2 + 4 * 2**2) ** 0.5  # the critic's gradient of step 5, and once more
-    assert [step["norm"] for step in ran.steps] == pytest.approx([4, 4, both])
+    critic, maker, again = 4 * 1**2, 4 * 2**2, 4 * 2**2  # again: the critic's gradient of step 5, and once more
+    norms = [(critic + maker) ** 0.5, (critic + maker) ** 0.5, (critic + maker + again) ** 0.5]
+    assert [step["norm"] for step in ran.steps] == pytest.approx(norms)

@@ -21,6 +21,9 @@ from torchaos.harness.record.rundir import RunDir
 
 pytestmark = pytest.mark.job
 MAIN = REPOSITORY / "scenarios" / "process" / "kill-rank.yaml"
+STEPS = 40  # the last fault is in step 35
+JOB = yaml.safe_load(MAIN.read_text())["job"]
+JOB["command"] = JOB["command"].replace("--steps 60", f"--steps {STEPS}")
 
 
 @pytest.mark.smoke
@@ -28,7 +31,8 @@ def test_kill_rank_is_judged_and_passes(torchaos: RunScenario, tmp_path: Path) -
     """The scenario of `make demo` passes: the kill landed on its rank, step and phase, and nothing was lost or left.
     Its folder is judged again, moved and read-only: the verdict is the same, and no socket, process or outside path is
     touched."""
-    run = torchaos(MAIN, "--set", "assert.0.recovery_time.catch_up=5m")  # a busy machine takes more than the minute
+    slow = "assert.0.recovery_time.catch_up=5m"  # a busy machine takes more than the minute
+    run = torchaos(MAIN, "--set", slow, "--set", f"job.command={JOB['command']}")
     assert run.exit_code == 0, run
     fault = run.result["faults"][0]
     assert fault["applied"].startswith("step 25, backward"), fault
@@ -37,7 +41,7 @@ def test_kill_rank_is_judged_and_passes(torchaos: RunScenario, tmp_path: Path) -
     log = (run.folder / "logs" / "job-0.log").read_text()
     assert re.search(rf"exitcode: -9\).*local_rank: 1 \(pid: {pid[1]}\)", log), "torchelastic is the witness"
     assert {case["verdict"] for case in run.result["cases"]} == {"passed"}
-    assert run.result["steps"] == 60
+    assert run.result["steps"] == STEPS
     assert left_over(run.folder) == []
     assert "<title>passed: kill-rank</title>" in (run.folder / "report.html").read_text()
     suite = ET.parse(run.junit).getroot()
@@ -68,7 +72,7 @@ def test_several_faults_in_one_run(torchaos: RunScenario) -> None:
     nan = {"inject": "numeric.gradient", "target": {"rank": 1}, "when": {"step": 35}, "with": {"change": "nan"}}
     when = {"step": 5, "operation": "all_reduce"}
     stall = {"inject": "collective.stall", "target": {"rank": 1}, "when": when, "for": "2s"}
-    scenario = kill_rank(yaml.safe_load(MAIN.read_text())["job"], when=when, faults=[stall, nan, flip])
+    scenario = kill_rank(JOB, when=when, faults=[stall, nan, flip])
     scenario["assert"] += [{"sdc_detected": {"within": 3, "by": "job"}}, "lr_continuity", "state_restored"]
     run = torchaos(scenario)
     assert run.exit_code == 0, run
@@ -88,7 +92,7 @@ def test_other_families(torchaos: RunScenario) -> None:
     faults = [fault for one in ready for fault in one["faults"]]
     faults[-1]["when"]["step"] = 35  # after the others, in the same attempt
     asserts = ["checkpoint_integrity", "loss_continuity", "parameter_digest", "sample_accounting", "completed"]
-    run = torchaos(kill_rank(ready[0]["job"], when={"step": 35}, faults=faults) | {"assert": asserts})
+    run = torchaos(kill_rank(JOB, when={"step": 35}, faults=faults) | {"assert": asserts})
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run
     assert run.result["attempts"] == 2, run

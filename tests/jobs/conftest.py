@@ -79,7 +79,7 @@ def run(
             if when is not None and when(log.read_text(), folder) and 1 in (found := ranks_of(job.pid)):
                 found[1].send_signal(signum)
                 when = None
-            time.sleep(0.005)
+            time.sleep(0.02)
     finally:
         if job.poll() is None:
             for child in psutil.Process(job.pid).children(recursive=True):

@@ -127,7 +127,7 @@ def test_a_job_that_nobody_of_ours_started(tmp_path: Path, node: Start) -> None:
     ups = {(e.rank, e.data["node"], e.attempt) for e in _of(run, Kind.RANK_UP)}
     assert {node for _, node, _ in ups} == {0, 1}
     assert {(rank, attempt) for rank, _, attempt in ups} == {(0, 0), (1, 0)}
-    (clock,) = _of(run, Kind.CLOCK)
+    clock = min(_of(run, Kind.CLOCK), key=lambda event: float(event.data["error_s"]))
     assert abs(clock.data["offset_s"]) <= clock.data["error_s"] + 0.001 < 1.0  # it is one machine
     result = judge(run)
     assert result.verdict is Verdict.PASSED, result.reason

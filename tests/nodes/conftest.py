@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dying.families import stand_in
+from dying.families import BARE_PYTHON, stand_in
 from needs import need
 from waiting import wait_until
 
@@ -176,8 +176,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     need("root")  # pods are stood in for by namespaces
     one = Pods(tmp_path_factory.mktemp("pods", numbered=True))
-    program = shlex.join([sys.executable, str(Path(__file__).with_name("kubectl.py")), f"{one.folder}/cluster"])
-    yield from _stand_in(one, "kubectl", f'#!/bin/sh\nexec {program} "$@"\n')
+    words = [BARE_PYTHON, "-I", "-S", str(Path(__file__).with_name("kubectl.py")), f"{one.folder}/cluster"]
+    yield from _stand_in(one, "kubectl", f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
 
 
 def _stand_in(one: Nodes, program: str, script: str) -> Iterator[Nodes]:

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 _ENTER = ["nsenter", "--mount", "--pid", "--target"]
 
 
@@ -34,9 +32,9 @@ def main(cluster: Path, words: list[str]) -> int:
     elif verb == "create" and (path := options.get("--raw")):
         _start(cluster, "end", path.split("/")[-2])
     elif verb == "create":
-        for given in yaml.safe_load_all(sys.stdin):
-            for made in given.get("items", [given]):  # a List, as torchaos sends it
-                _make(cluster, made)
+        given = json.load(sys.stdin)  # torchaos sends no YAML
+        for made in given.get("items", [given]):
+            _make(cluster, made)
     elif verb == "get" and options["--output"].startswith("jsonpath="):
         statuses = [one for pod in _pods(cluster) if pod.name == rest[1] for one in _statuses(pod)]
         print(*[one["containerID"] for one in statuses if "running" in one["state"]])
@@ -102,10 +100,8 @@ def _make(cluster: Path, made: dict[str, Any]) -> None:
 def _start(cluster: Path, *words: str) -> None:
     """Starts this program in the background."""
     with open(cluster / words[-1] / "log", "a") as log:
-        subprocess.Popen(
-            [sys.executable, __file__, str(cluster), *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
+        command = [sys.executable, "-I", "-S", __file__, str(cluster), *words]
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def _live(pod: Path) -> int:

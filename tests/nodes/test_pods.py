@@ -21,7 +21,10 @@ FREEZE = {"inject": "node.freeze", "target": {"node": 1}, "when": STEP}
 
 def test_a_rank_in_a_pod_is_killed(pods: Any) -> None:
     """The plan reaches the pods through the pipe, and what they record comes back through it: the death of the rank in
-    the second pod, the steps of both ranks, and the output of the job. In the end the pods are deleted."""
+    the second pod, the steps of both ranks, and the output of the job. In the end the pods are deleted. `job.cwd` is a
+    directory of the image, which this machine does not have: the container is asked to run the job there, and the
+    commands on this machine run elsewhere. The stand-in runs its containers where it is."""
+    pods.more = {"cwd": "/workspace-of-the-image"}
     run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
     said = run.communicate(timeout=200)[0]
     assert run.returncode in (0, 2), said  # the stand-in's other node does not wait for the first
@@ -29,6 +32,8 @@ def test_a_rank_in_a_pod_is_killed(pods: Any) -> None:
     deaths = [event for event in pods.events(Kind.RANK_EXITED) if event.data["exit_code"] == -signal.SIGKILL]
     assert [(one.source, one.data["pid"]) for one in deaths] == [("node1", hit.data["pid"])]
     assert {event.rank for event in pods.events(Kind.STEP)} == {0, 1}
+    asked = json.loads((pods.folder / "cluster" / "asked.json").read_text())
+    assert asked["containers"][0]["workingDir"] == "/workspace-of-the-image"
     assert (pods.record.logs / "job-0.log").stat().st_size
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
     assert pods.processes() == {}
@@ -45,18 +50,6 @@ def test_rights_that_are_missing(pods: Any) -> None:
     assert "this user may not delete job.batch, list job.batch, create pods/exec" in said
     assert "repair" not in said
     assert not list((pods.folder / "cluster").glob("*/pod.json"))
-
-
-def test_a_directory_that_only_pods_have(pods: Any) -> None:
-    """`job.cwd` is a directory of the image, which this machine does not have: the container is asked to run the job
-    there, and the commands on this machine run elsewhere. The stand-in runs its containers where it is."""
-    pods.more = {"cwd": "/workspace-of-the-image"}
-    run = pods.run({"inject": "process.kill", "target": {"rank": 1}, "when": STEP})
-    said = run.communicate(timeout=200)[0]
-    asked = json.loads((pods.folder / "cluster" / "asked.json").read_text())
-    assert asked["containers"][0]["workingDir"] == "/workspace-of-the-image"
-    assert run.returncode in (0, 2), said
-    assert pods.events(Kind.STEP)
 
 
 def test_more_nodes_than_pods(pods: Any) -> None:

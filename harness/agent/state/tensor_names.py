@@ -92,8 +92,10 @@ class TensorNames:
         return [name if ref() is each else None for each, (ref, name) in zip(trained, known, strict=True)]
 
     def _trained_by(self, optimizer: Any, names: Mapping[int, str]) -> list[str]:
-        """The names of the parameters that an optimizer of a plain class keeps in a list, in order."""
-        return next(filter(None, (_listed(value, names) for value in list(vars(optimizer).values()))), [])
+        """The names of the parameters that an optimizer of a plain class keeps in a list, or in modules, in order."""
+        values = list(vars(optimizer).values())
+        found = next(filter(None, (_listed(value, names) for value in values)), [])
+        return found or _listed(held_in_modules(values, self._torch), names)
 
     def _found(self, trained: Sequence[Any], always: int = 0) -> tuple[dict[str, Named], dict[int, str]]:
         """What `_named` finds, after a search if one of the `trained` parameters has no name; or in any case, if there
@@ -221,6 +223,20 @@ def _listed(value: Any, names: Mapping[int, str]) -> list[str]:
     groups = [each["params"] for each in value if isinstance(each, dict) and isinstance(each.get("params"), list)]
     found = [names.get(id(each)) for each in ([each for group in groups for each in group] or value)]
     return [name for name in found if name is not None] if None not in found else []
+
+
+def held_in_modules(values: Sequence[Any], torch: Any) -> list[Any]:
+    """The parameters of a module, or of a list of modules, among the attributes of an object, in order. Only if another
+    attribute is a list with one tensor for each of them: otherwise the object need not be an optimizer."""
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    lengths = {len(value) for value in lists if all(isinstance(each, torch.Tensor) for each in value)}
+    for value in values:
+        modules = value if isinstance(value, (list, tuple)) else [value]
+        if all(isinstance(each, torch.nn.Module) and "_modules" in vars(each) for each in modules):
+            held = [each for module in modules for each in module.parameters()]
+            if len(held) in lengths:
+                return held
+    return []
 
 
 def _of_optimizers(optimizers: Sequence[Any], names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:

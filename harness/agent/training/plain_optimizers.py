@@ -23,7 +23,7 @@ from typing import Any
 
 from ...protocol.check_sums import local, plain_of_each
 from ..agent import Agent
-from ..state.tensor_names import may_optimize
+from ..state.tensor_names import held_in_modules, may_optimize
 from .learning_rates import as_number
 
 _LOOKS = 4  # at most
@@ -85,7 +85,8 @@ class PlainOptimizers:
         if any(isinstance(value, self._torch.optim.Optimizer) for value in values) or not [*_rates(each)]:
             return False
         of_torch = {id(own) for one in self._agent.optimizers for group in one.param_groups for own in group["params"]}
-        own = [one for value in values for one in _in_list(value) if isinstance(one, self._torch.nn.Parameter)]
+        held = [*(one for value in values for one in _in_list(value)), *held_in_modules(values, self._torch)]
+        own = [one for one in held if isinstance(one, self._torch.nn.Parameter)]
         return bool(own) and not any(id(one) in of_torch for one in own)
 
 

@@ -371,6 +371,33 @@ step()
     assert set(after) == every - {"0.bias"}
 
 
+def test_an_optimizer_that_holds_modules(rank: Any) -> None:
+    """An optimizer of a plain class may hold modules, such as the tables of a recommender, and a list of what it keeps
+    for each. An object that holds modules and keeps nothing for them is none."""
+    ran = rank.run(
+        PREPARE
+        + """
+class Rowwise:
+    def __init__(self, tables, lr): self.tables, self.lr, self.acc = tables, lr, [torch.ones(2) for _ in tables]
+    @torch.no_grad()
+    def step(self):
+        for table, acc in zip(self.tables, self.acc): table.weight.sub_(self.lr * table.weight.grad / acc)
+class Watcher:
+    def __init__(self, module): self.module, self.lr = module, 0.1
+    def step(self): pass
+tables = torch.nn.ModuleDict({name: torch.nn.Linear(2, 1, bias=False) for name in "ab"})
+other = torch.nn.Bilinear(1, 1, 1, bias=False)
+keeps = Rowwise([tables["b"], tables["a"]], 0.1), Watcher(other)
+torch.save({}, folder + "/a.pt")
+""",
+        hooks=("steps", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    tables = {f"ModuleDict:{name}.weight" for name in "ab"}
+    assert {*_told(ran, "trained")[0]} == {"0.weight", "0.bias", "1.weight", "1.bias"} | tables
+    assert {*_told(ran, "moments")[0]} >= {f"{name}/acc" for name in tables}
+
+
 def test_what_only_an_optimizer_holds_is_named_by_its_place_there(rank: Any) -> None:
     """Float32 copies of weights, or the anchor of an outer optimizer (DiLoCo), are in no module. They are trained and
     carried all the same."""

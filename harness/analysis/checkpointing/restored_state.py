@@ -137,7 +137,7 @@ def begun_with(
     found.in_place = _places(own.fresh) == _places(mine) and any(map(any, _places(mine).values()))
     found.after_forward = any(_at(state) == "backward" for state in mine.values())
     alike = frozenset[str]() if _trained_apart(history.executions, base, since_s) else _alike(own.fresh)
-    _compare_inputs(found, mine, [went_on, twins])
+    _compare_inputs(found, mine, [went_on, twins], own.fresh.keys() == mine.keys())
     for quantity in (*OF_MODEL, MOMENTS, RNG):
         sources = [went_on, saved] if quantity in ("frozen", MOMENTS) else [went_on]
         if of_twin and own.went_the_same_way(of_twin, quantity, base, since_s):
@@ -200,12 +200,14 @@ def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tupl
     return None
 
 
-def _compare_inputs(found: Begun, mine: Of, references: Sequence[Of]) -> None:
+def _compare_inputs(found: Begun, mine: Of, references: Sequence[Of], same_world: bool) -> None:
     """Finds inputs of the model that are neither those of the step before the resume nor the twin's. (A job that skips
-    the data of a spike trains on other data when it does a step again, and so does its twin.)"""
+    the data of a spike trains on other data when it does a step again, and so does its twin.) `same_world`: whether the
+    job has as many ranks as at its beginning: others share the batch in another way. A reference may have the saving
+    ranks alone."""
     compared = [Begun() for _ in references]
     for one, reference in zip(compared, references, strict=True):
-        if reference.keys() == mine.keys():  # other ranks share the batch in another way
+        if reference.keys() == mine.keys() or (same_world and reference.keys() < mine.keys()):
             _compare(one, INPUTS, mine, _due(mine, reference, INPUTS, frozenset()))
     seen = [one for one in compared if one.seen]
     if seen:

@@ -37,6 +37,11 @@ CLAIMS: Mapping[str, Claim] = {
         "{step} stood at {ours:g} after it, and at {theirs:g} in the twin",
         "the optimizer's counters in this step and in all steps before",
     ),
+    "turn by schedule": Claim(
+        "the optimizers take turns, and another one stepped than in the twin: the LR schedule of the one that made "
+        "step {step} stood at {ours:g} after it, and at {theirs:g} in the twin",
+        "the counters of the LR schedules in this step and in all steps before, and its samples",
+    ),
     "skips": Claim(
         "other iterations were skipped (made no optimizer step) than in the twin: in step {step} the LR schedule's "
         "counter went on by {ours:g}, and by {theirs:g} in the twin",

@@ -142,10 +142,12 @@ def test_skips_that_come_after_a_difference_are_not_its_cause(trainer: Any) -> N
     assert "skipped (made" not in LossContinuity().judge(late, [twin]).reason
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize(("shift", "told"), [(1, True), (0, False)])
-def test_optimizers_that_take_other_turns(trainer: Any, shift: int, told: bool) -> None:
+def test_optimizers_that_take_other_turns(trainer: Any, shift: int, told: bool, scheduled: bool) -> None:
     """As in a GAN whose count of critic updates is lost: in step 18 the generator is due, and the critic steps. It
-    consumes other samples, and a step of other sizes is no other batch size. A counter alone shows no turn."""
+    consumes other samples, and a step of other sizes is no other batch size. A counter alone shows no turn. If the
+    optimizers step unequally often, their counters are told as a sum, and those of their schedules show it."""
 
     def turns(due: Callable[[int], bool]) -> Callable[[Event, int], dict[str, Any]]:
         counts = [0, 0]
@@ -159,14 +161,16 @@ def test_optimizers_that_take_other_turns(trainer: Any, shift: int, told: bool) 
             own = list(event.data["samples"])[: 2 if second and shift else 4]
             samples = [f"{sample}{second * shift}" for sample in own]
             other = {"samples": samples, "losses": [9.0 * second + step]}
-            return {"opt_step": count, "sched_step": None, "indices": None, **other}
+            counters = (step, count) if scheduled else (count, None)
+            return {**dict(zip(("opt_step", "sched_step"), counters, strict=True)), "indices": None, **other}
 
         return edit
 
     run = _edited(trainer(kills=KILL).record(), turns(lambda step: (step % 3 == 0 and step != 18) or step == 19))
     twin = _edited(trainer().record(), turns(lambda step: step % 3 == 0))
+    counter = "LR schedule" if scheduled else "counter"
     claim = (
-        "the optimizers take turns, and another one stepped than in the twin: the counter of the one that made step "
+        f"the optimizers take turns, and another one stepped than in the twin: the {counter} of the one that made step "
     )
     for assertion in (LossContinuity(), SampleAccounting()):
         reason = assertion.judge(run, [twin]).reason

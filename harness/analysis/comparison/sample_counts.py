@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -360,29 +360,32 @@ def other_iterations(ours: ByStep, theirs: ByStep, until: int | None = None) -> 
     which another number of iterations was skipped. Empty if there is none."""
     every, twins = StepTable.of(ours), StepTable.of(theirs)
     mine = every.up_to(until)
-    return _by_turns(mine, twins) or _by_gradients(mine, twins, every) or _by_schedule(mine, twins)
+    turns = _by_turns(mine, twins, "opt_step") or _by_turns(mine, twins, "sched_step")
+    return turns or _by_gradients(mine, twins, every) or _by_schedule(mine, twins)
 
 
-def _by_turns(mine: StepTable, twins: StepTable) -> str:
+def _by_turns(mine: StepTable, twins: StepTable, name: Literal["opt_step", "sched_step"]) -> str:
     """A clause: of optimizers that take turns, such as those of a GAN, another one stepped than in the twin. Empty if
     this is not shown. (Each step of each optimizer is a step of the job.)
 
-    Each optimizer has its own counter. It is shown if the counters of this step, in the run and in the twin, continue
-    two different earlier counters of the twin. A counter alone may be wrong, so the samples must differ as well."""
+    Each optimizer has its own counter (`opt_step`), or its LR schedule has (`sched_step`). It is shown if the counters
+    of this step, in the run and in the twin, continue two different earlier counters of the twin. A counter alone may
+    be wrong, so the samples must differ as well."""
     both = Both.of(mine, twins)
-    other = both.ours.numbers[both.ours.any(~both.equal("opt_step"))].tolist()
+    other = both.ours.numbers[both.ours.any(~both.equal(name))].tolist()
     if not other or other[0] not in twins:
         return ""
     step, rank = other[0], min(mine[other[0]])
     stood = Counter[float]()  # of each optimizer, before this step
     for one in (twins[at][rank] for at in twins.numbers.tolist() if at < step and rank in twins[at]):
-        if (counter := one.opt_step) is not None and not one.skipped:
+        if (counter := getattr(one, name)) is not None and not one.skipped:
             stood[counter - 1] -= stood[counter - 1] > 0
             stood[counter] += 1
-    own, due = mine[step][rank].opt_step, twins[step][rank].opt_step if rank in twins[step] else None
+    own, due = getattr(mine[step][rank], name), getattr(twins[step][rank], name) if rank in twins[step] else None
     if own is None or due is None or not (stood[own - 1] > 0 and stood[due - 1] > 0):
         return ""
-    return "" if are_same(mine[step], twins[step]) else said("turn", step=step, ours=own, theirs=due)
+    claim = "turn" if name == "opt_step" else "turn by schedule"
+    return "" if are_same(mine[step], twins[step]) else said(claim, step=step, ours=own, theirs=due)
 
 
 def _by_gradients(mine: StepTable, twins: StepTable, every: StepTable) -> str:

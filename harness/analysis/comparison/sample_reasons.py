@@ -226,13 +226,17 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     if alone := _of_one_alone(ours, theirs, step):
         return replace(alone, measured={**measured, "repeated": 0})  # a step that only one of them made repeats nothing
     if skips := other_iterations(ours, theirs, step):
-        told = f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
-        return failed(told, First(What.SAMPLES, step), **measured)
+        return failed(as_iterations_in_words(step, skips), First(What.SAMPLES, step), **measured)
     total = _sum(skipped, repeated, new)
     if _is_rest(ours, theirs, step) and skipped == counts_of(theirs[step], read) - counts_of(ours[step], read):
         total = f"No step has the other {skipped.total()}."
     told = f"{story(history, ours, theirs, step, read, skipped)} {total}"
     return failed(told, First(What.SAMPLES, step), **measured)
+
+
+def as_iterations_in_words(step: int, skips: str) -> str:
+    """`skips`: what `other_iterations` says."""
+    return f"the samples of step {step} are not those of the twin, as those of later steps: {skips}."
 
 
 def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:

@@ -24,6 +24,7 @@ from torchaos.harness.analysis.comparison.sample_counts import (
     in_order,
     indices_of,
     not_surely_same,
+    other_iterations,
     ranges,
     reader,
     without_copies,
@@ -32,6 +33,7 @@ from torchaos.harness.analysis.comparison.sample_reasons import (
     ONE_SUM,
     Computed,
     are_of_another_part,
+    as_iterations_in_words,
     differ_somehow,
     differs,
     equal_but_for_rounding,
@@ -158,8 +160,8 @@ def _against(
         ours, theirs, early = (without_copies(table) for table in (ours, theirs, early))
     if invalid := _differ_already(early, theirs):
         return invalid
-    silent = _without_samples(ours, theirs) if not blind else []
-    ours, theirs = (table.without(silent) if silent else table for table in (ours, theirs))
+    silent, every = _without_samples(ours, theirs) if not blind else [], (ours, theirs)
+    ours, theirs = (table.without(silent) if silent else table for table in every)
     other = [
         step for step in not_surely_same(ours, theirs)
         if not lack_what_no_loss_used(ours.get(step, {}), theirs.get(step, {}))
@@ -173,7 +175,8 @@ def _against(
         )  # fmt: skip
     rounded: dict[int, str] = {}
     if odd := _first_odd(history, ours, theirs, other, blind, rounded):
-        return odd
+        skips = other_iterations(*every, odd.first.step) if silent and odd.first else ""  # the silent steps show it
+        return replace(odd, reason=as_iterations_in_words(odd.first.step, skips)) if odd.first and skips else odd
     if rounded:
         return passed(
             f"the samples of {len(ours) - len(rounded)} steps were consumed exactly as in the twin. The samples of "

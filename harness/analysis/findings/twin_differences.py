@@ -29,6 +29,7 @@ from torchaos.harness.analysis.comparison.agreement import (
 from torchaos.harness.analysis.comparison.causes import likeliest_cause
 from torchaos.harness.analysis.comparison.losses import Comparison, first_of, in_words, measured_of
 from torchaos.harness.analysis.comparison.parameters import AgainstTwins
+from torchaos.harness.analysis.comparison.sample_counts import other_iterations
 from torchaos.harness.analysis.comparison.step_facts import skipped_update
 from torchaos.harness.analysis.ending import final_step, teardown_aborts
 from torchaos.harness.analysis.hit_targets import landings
@@ -144,7 +145,8 @@ def _compared(history: History, twin: History, twins: Sequence[StepTable], allow
     if first:
         before = [step for step in sorted(ours.keys() & theirs.keys()) if step <= first.step]
         skip = skipped_update(before, ours, theirs)
-        why = f"{skip.clause[0].upper()}{skip.clause[1:]}." if skip else story(history, ours, theirs, first)
+        clause = skip.clause if skip else other_iterations(ours, theirs, first.step)
+        why = f"{clause[0].upper()}{clause[1:]}." if clause else story(history, ours, theirs, first)
         return failed(
             f"{_words(first, 'in the twin')} {why}", First(What.RATE, first.step),
             step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative,

@@ -109,7 +109,9 @@ class StateSums:
             return
         if phase is Phase.FORWARD:
             if not self._begun:
-                given = dict(tensors_in("", inputs, self._torch.Tensor))
+                # Not what another module has computed with gradients: it follows from that module's state.
+                every = tensors_in("", inputs, self._torch.Tensor)
+                given = {name: each for name, each in every if each.grad_fn is None}
                 summed = self._summed({"inputs": given if len(given) <= _INPUTS else {}})
                 self._begun = {**self._at_start(), **summed, "rng": _generators(), "at": phase.value}
         elif not self._agent.sees_forwards:

@@ -144,6 +144,17 @@ def _begun(ran: Any) -> list[Any]:
     return found
 
 
+def test_what_another_module_computes_is_no_input_that_is_told(rank: Any) -> None:
+    """It has a gradient, and follows from the weights of that module."""
+    ran = rank.run(
+        BEGIN.replace("DROP", "0.5").replace("model(", "model(0 * torch.nn.Linear(4, 4)(torch.ones(4)) + ")
+        + "step(); dist.destroy_process_group()\n",
+        hooks=("steps", "samples", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    assert _begun(ran)[0].data["inputs"] == {}
+
+
 def test_the_first_step_tells_the_state_with_which_it_begins(rank: Any) -> None:
     """Also frozen parameters, buffers, moments and generators; again after each save, and then only what is new."""
     ran = rank.run(

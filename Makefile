@@ -119,5 +119,5 @@ $(VENV)/.tests: $(VENV)/.torchaos ci/requirements-test.txt
 
 $(VENV)/.tools: $(VENV)/.tests ci/requirements.txt ci/docs/requirements.txt
 	@echo "== installing tools, and the trainers of other tests"
-	@$(PIP) install -c ci/constraints.txt -r ci/requirements.txt
+	@$(PIP) install --no-compile -c ci/constraints.txt -r ci/requirements.txt # little of them is ever imported
 	@touch $@

@@ -56,7 +56,7 @@ def test_calls_of_a_real_nccl(torchaos: RunScenario) -> None:
         {"call": "ncclReduceScatter", "nth": 3},
         {"call": "ncclSend", "max_bytes": 4_000},
     ]
-    command = "torchrun --nproc-per-node 2 scenarios/jobs/gpt_nccl.py --steps 60 --checkpoint-dir {run}/checkpoints"
+    command = "torchrun --nproc-per-node 2 scenarios/jobs/gpt_nccl.py --steps 20 --checkpoint-dir {run}/checkpoints"
     run = torchaos({
         "scenario": "nccl-calls",
         "description": "A rank stops in three calls of NCCL.",
@@ -65,9 +65,9 @@ def test_calls_of_a_real_nccl(torchaos: RunScenario) -> None:
         "faults": [
             {"inject": "collective.stall_nccl", "id": f"stall-{step}", "target": {"rank": 1}, "when": {"step": step},
              "with": call, "for": "2s"}
-            for step, call in zip((20, 30, 40), calls, strict=True)
+            for step, call in zip((5, 10, 15), calls, strict=True)
         ],
-        "assert": [{"completed": {"steps": 60}}, {"restarts": {"max": 0}}],
+        "assert": [{"completed": {"steps": 20}}, {"restarts": {"max": 0}}],
     })  # fmt: skip
     assert run.exit_code == 0, run
     notes = [event.data for event in read_events(run.folder / "events") if event.kind is Kind.NOTE]

@@ -97,7 +97,8 @@ class RestartTier(Assertion):
         return TIERS.index(tier) < TIERS.index(self.least)
 
     def _of_nodes(self, run: Record, landed: Sequence[Landing]) -> Iterator[Finding]:
-        """Which nodes were left out, and whether those that had to be were."""
+        """Judges which nodes the job left out: no healthy node too many, and each node that faults had hit too
+        often."""
         if self.evicted is not None:
             yield evictions(run, landed, self.evicted)
         if self.excluded_after is not None:

@@ -261,7 +261,8 @@ def _declared(module: str, text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _name(line: ast.stmt) -> str | None:
-    """The text in `name = "text"` or `name: ClassVar[str] = "text"`. `name: str = "text"` is a parameter."""
+    """The text in `name = "text"` or `name: ClassVar[str] = "text"`. None for all else, also for `name: str = "text"`,
+    which declares a parameter."""
     if isinstance(line, ast.Assign):
         targets = line.targets
     elif isinstance(line, ast.AnnAssign) and "ClassVar" in ast.unparse(line.annotation):

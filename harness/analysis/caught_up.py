@@ -1,9 +1,11 @@
 """Finds when training really continued after a fault, at its usual pace. A single step is no proof: after an ECC error,
 a job may finish a step before it drains its ranks, and a collective may stall a step later.
 
-- The attempt that was hit continued if it did not end in a restart; a restart that another landing explains does not
-count. Training continued with the step that ended the last halt or, without a halt, with the first new step after the
-fault took effect. Only halts that began while the fault was on, or soon after, count.
+A *landing* is one hit of a fault. A *halt* is a step much longer than the usual step.
+
+- The attempt that was hit continued if no restart followed, other than one caused by another landing. Training
+continued with the step that ended the last halt or, without a halt, with the first new step after the fault took
+effect. Only halts that began while the fault was on, or soon after, count.
 
 - Otherwise a later attempt must get past all steps of the earlier attempts. An attempt does not count if it ended only
 because the job got its lost node back.
@@ -12,8 +14,8 @@ because the job got its lost node back.
 not yet saved must become complete.
 
 A job that lost a node because of a fault gets the node back when the fault ends, and torchelastic restarts the ranks.
-That restart belongs to the recovery, however long the node takes to join. Each rollback explains at most one restart,
-and never a restart that another landing explains."""
+That restart belongs to the recovery, however long the node takes to join. Each rollback causes at most one restart, and
+only a restart that no other landing caused."""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
 
 
 def over_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float:
-    """When the fault was over (CLOCK_MONOTONIC); infinite if it stayed. `in_process`: the fault ends with the processes
-    that it hit: it was over when the last of them had ended, if the job was restarted then."""
+    """When the fault was over (CLOCK_MONOTONIC); infinite if it stayed. `in_process`: the fault lives in the processes
+    that it hit. If the job was restarted, such a fault was over when the last of these processes had ended."""
     backs = [way_back_s(run, landing, Kind.ROLLED_BACK, Kind.EFFECT)]
     if in_process and landing.pids and any(attempt.number > landing.attempt for attempt in run.history.attempts):
         gone = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED) if e.data["pid"] in landing.pids}
@@ -67,10 +69,10 @@ def lasted_s(run: RunSoFar, landing: Landing, in_process: bool = False) -> float
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:
-    """The attempts that ended because a fault was over and its ranks came back, so that the next attempt has more
+    """The attempts that ended only because a fault was over and its ranks came back, so that the next attempt has more
     ranks. By attempt: the landing of that fault.
 
-    Each rollback, in order of time, explains the first such attempt that no earlier rollback explains."""
+    Each rollback, in order of time, counts as the cause of the first such attempt that has no cause yet."""
     landed = landings(run)
     hit = {landing.attempt for landing in landed}
     grown = [
@@ -108,11 +110,11 @@ class Pace:
 
     @property
     def least_s(self) -> float:
-        """A lower bound, in seconds: a step that took no longer is never a halt. Ten usual steps, but at least 1 s."""
+        """The longest step, in seconds, that is never a halt: ten usual steps, but at least 1 s."""
         return max(_LEAST_S, _TIMES * self.usual_s)
 
     def is_halt(self, took_s: float, step: int | None) -> bool:
-        """Whether `took_s` seconds are too long for this global step. `step` None: for any step."""
+        """Whether a step that took `took_s` seconds is a halt. `step`: its global number; None: not known."""
         near = [self.pauses[n] for n in (step - 1, step, step + 1) if n in self.pauses] if step is not None else []
         pause_s = max(near, default=self.longest_s)
         return took_s > max(self.least_s, _PAUSES * pause_s)
@@ -153,7 +155,7 @@ def _took_s(history: History, before_s: float = math.inf) -> Array:
 
 
 def _gaps(history: History, before_s: float = math.inf) -> Iterator[_Gaps]:
-    """Yields the gaps between the steps that ended by `before_s` (CLOCK_MONOTONIC), each time for some of the ranks."""
+    """Yields the gaps between the steps that ended by `before_s` (CLOCK_MONOTONIC), for a few ranks at a time."""
     for places in history.executions.by_ranks():
         steps = history.executions.at(places)
         attempt, rank, over_s = steps.attempt, steps.rank, steps.mono_s
@@ -206,8 +208,8 @@ class End(NamedTuple):
 def went_on(
     run: RunSoFar, landing: Landing, *, lethal: bool, lasting: bool, twins: Sequence[History] = ()
 ) -> End | None:
-    """When training continued after a landing. None if it never did. `lethal`: the target dies, at once or after a
-    grace period. `lasting`: the fault is on until its rollback."""
+    """The end of the recovery from one hit of a fault. None if training never continued. `lethal`: the fault kills its
+    target, at once or after a grace period. `lasting`: the fault is on until its rollback."""
     history = run.history
     if names := owed(history, landing.at_s, twins):
         whole_s = made_good_s(history, landing.at_s, names)
@@ -239,10 +241,12 @@ def highest_up_to(history: History, attempt: int) -> int | None:
 
 
 def steps_beyond(run: RunSoFar, landing: Landing) -> Executions:
-    """The steps after the fault, in the attempt that was hit, above the highest global step before the fault; in order
-    of time. If that attempt went back before the next landing (it loaded a checkpoint, or a state kept in memory), only
-    the steps after the last return, above the highest step before it. Only steps of the ranks that were hit; those of
-    all ranks if the fault hit no rank, or if the steps were read from a log."""
+    """The steps of the attempt that was hit, after the fault and above the highest global step before the fault; in
+    order of time. Only of the ranks that were hit; of all ranks if the fault hit no rank, or if the steps were read
+    from a log.
+
+    If that attempt went back to an earlier state before the next landing, the last return takes the place of the
+    fault."""
     since_s = max((segment.started_s for segment in put_back(run, landing)), default=landing.at_s)
     before = run.history.highest_step(before_s=since_s) or 0
     any_rank = not landing.ranks or run.history.source == "log"  # a log shows the steps of a single rank
@@ -261,7 +265,7 @@ def put_back(run: RunSoFar, landing: Landing) -> list[Segment]:
 
 def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Execution | None:
     """The step with which the attempt that was hit continued. None if it did not continue, or if the fault hit the
-    job's command."""
+    process of the job's command."""
     if landing.pids & {event.data["pid"] for event in run.of_kind(Kind.JOB_STARTED)}:
         return None
     own = steps_beyond(run, landing)
@@ -276,8 +280,8 @@ def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Exec
 
 
 def _told_s(run: RunSoFar, landing: Landing) -> float:
-    """When the rank that was hit reported that the fault took effect in it: some faults change nothing in the step in
-    which they are applied. If no rank reported it, the time of the landing."""
+    """When the rank that was hit reported an effect of the fault, because some faults change nothing in the step in
+    which they are applied. If no rank reported an effect: the time of the landing."""
     told = (
         event.mono_s for event in run.of_kind(Kind.EFFECT)
         if event.data["fault"] == landing.fault and event.rank is not None and event.attempt == landing.attempt
@@ -297,8 +301,8 @@ def _last_halt(own: Executions, until_s: float, pace: Pace) -> Execution | None:
 
 def _later(run: RunSoFar, landing: Landing, until_s: float, last: int | None) -> Execution | None:
     """The first step of a later attempt above all steps of the attempt that was hit and of the attempts before it. An
-    attempt does not count if it ended in a restart while the fault was on, or because the fault was over. In a job that
-    died in its last save, a repetition of the twins' last step (`last`) counts."""
+    attempt does not count if it ended in a restart while the fault was on, or because the fault was over. `last`: the
+    twins' last step. If the job died while it saved after this step, a repetition of the step counts."""
     history, attempt, grew = run.history, landing.attempt, growths(run)
     while True:
         reached = highest_up_to(history, attempt) or 0
@@ -340,8 +344,8 @@ def _other_faults_s(run: RunSoFar, landing: Landing) -> list[float]:
 
 
 def _ended_in_a_restart(run: RunSoFar, number: int, since_s: float) -> bool:
-    """Whether another attempt follows, and neither another landing after `since_s` nor an abort at interpreter exit
-    explains it."""
+    """Whether another attempt follows, and its restart was caused neither by another landing after `since_s` nor by an
+    abort at interpreter exit."""
     later: list[Attempt] = [attempt for attempt in run.history.attempts if attempt.number > number]
     others = [landing for landing in landings(run) if landing.attempt == number and landing.at_s > since_s]
     done = {abort.attempt for abort in aborts_at_exit(run)}

@@ -129,7 +129,7 @@ def ended_on_purpose_s(run: Record) -> float | None:
 
 def ended_from_outside(run: Record) -> bool:
     """Whether the run was ended while its job was running, for a reason that says nothing about the job: by a person,
-    or because of the machine. What the job had not yet done then is no failure."""
+    or because of the machine. Then unfinished work is no failure of the job."""
     stopped, exited = run.stopped, run.exited
     if stopped is None or stopped.data.get("enough") or not stopped.data.get("interrupted", True):
         return False
@@ -196,7 +196,7 @@ def failed_rank(run: Record) -> FailedRank | None:
 
 
 def _was_ended(run: Record, left: Event) -> bool:
-    """Whether torchelastic had ended the process before it exited."""
+    """Whether torchelastic had begun to stop this process before its exit, which is the event `left`."""
     return any(
         event.data["pid"] == left.data["pid"] and event.mono_s <= left.mono_s
         for event in run.of_kind(Kind.ELASTIC_TEARDOWN)
@@ -264,7 +264,8 @@ def last_error(run: Record) -> str:
 
 
 def said_at_the_end(run: Record, pattern: str) -> str | None:
-    """The last line that matches, among those since the failures before the last. None if there is none."""
+    """The last line that matches `pattern` in the last part of the log, from the last failure but one on. None if there
+    is none."""
     ends = [place for place, line in enumerate(run.log_end) if RANK_FAILED in line]
     before = ends[: -max(1, run.plan.job.nodes)]  # each node reports the failure of an attempt
     since = _kept(run.log_end[before[-1] + 1 if before else 0 :])

@@ -289,8 +289,9 @@ _COMPUTED = (
 
 
 def came_at(first: First | None) -> tuple[float, int] | None:
-    """When the first wrong thing happened, to sort by: its global step, and its place in `_COMPUTED` (the order in
-    which a step computes its quantities). None if nothing was wrong, or if it is no quantity of `_COMPUTED`."""
+    """When the first wrong thing happened, as a key for sorting: its global step, and the place of its quantity in
+    `_COMPUTED` (the order in which a step computes quantities). None if nothing was wrong, or if the quantity is not in
+    `_COMPUTED`."""
     return (first.step, _COMPUTED.index(first.what)) if first and first.what in _COMPUTED else None
 
 
@@ -323,8 +324,8 @@ def _root(place: int, cases: Sequence[Case], firsts: Sequence[First | None], fal
 
 
 def _comes_of(ours: tuple[First, int], theirs: tuple[First, int]) -> bool:
-    """Whether the first failure follows from the second. Each failure comes with its place in the scenario: if neither
-    is earlier in the run, the first place in the scenario is the cause."""
+    """Whether the first failure follows from the second. If neither came earlier in the run, that with the first place
+    in the scenario counts as the cause."""
     (own, place), (other, at) = ours, theirs
     if own == other:
         return at < place

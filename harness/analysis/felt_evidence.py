@@ -64,7 +64,7 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
     if back and loads and back.base is not None and reached is not None and back.base <= reached:
         did = "put back a state that it had kept in memory" if back.in_memory else "loaded a checkpoint again"
         return f"the job {did}, and went on from step {back.base} after step {reached}", loads[0]
-    if (end := _hid_it(record, hit)) and (unfinished := _unfinished(record, hit)):
+    if (end := _ended_quietly(record, hit)) and (unfinished := _unfinished(record, hit)):
         return f"{_what_broke(end)} {unfinished}", end
     for told in record.of_kind(Kind.LOG_CAUSE):
         if told.attempt == hit.attempt and hit.mono_s < told.mono_s < next_s:
@@ -77,7 +77,7 @@ def _break(record: Record, hit: Event) -> tuple[str, Event] | None:
 
 def _made_anew(record: Record, hit: Event) -> tuple[str, Event] | None:
     """How another rank began the step anew in which the fault hit: it cleared its gradients without an update, or made
-    more backwards, more often than in any step before. None if no other rank did."""
+    more backwards, more often than in any step before. None if none did."""
     peers, done = _peers(record, hit), hit.step or 0
     due = peers.at(peers.local_step == done + 1)
     for place, one in enumerate(due):
@@ -95,7 +95,7 @@ def _made_anew(record: Record, hit: Event) -> tuple[str, Event] | None:
 def ended_before_twin(record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
     """Evidence that every rank that the fault hit ended with exit code 0 and did not make its next step. In the first
     twin, the same rank made that step."""
-    hits, ends = list(record.of_fault(fault, Kind.APPLYING)), of_each(record, fault, partial(_hid_it, record))
+    hits, ends = list(record.of_fault(fault, Kind.APPLYING)), of_each(record, fault, partial(_ended_quietly, record))
     steps = [_not_made(record, hit, twins[0].history.executions) for hit in hits]
     if not ends or "" in steps:
         return None
@@ -104,8 +104,8 @@ def ended_before_twin(record: Record, twins: Sequence[Record], fault: str) -> Ev
     )
 
 
-def _hid_it(record: Record, hit: Event) -> Event | None:
-    """The end, with exit code 0, of a process that made no step after the hit."""
+def _ended_quietly(record: Record, hit: Event) -> Event | None:
+    """The event of a process that ended with exit code 0 and made no step after the hit."""
     end = _after(record.of_kind(*_EXITS), hit)
     later = record.steps_made.of_source(hit.source).mono_s > hit.mono_s
     return end if end and end.data.get("exit_code") == 0 and not later.any() else None

@@ -1,5 +1,6 @@
-"""The gates that every fault must pass before assertions count, and the result of each fault. Pure. Two gates are here:
-that the fault landed as planned, and that it was outlived. The third, that it was felt, is decided by the injector."""
+"""The gates that every fault must pass before assertions count, and the result of each fault. The gates ask whether the
+fault landed (hit its target) as planned, and whether the job outlived the fault. A third gate, whether the fault was
+felt, is in the injector. Pure."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ NOTHING_RECORDED = "nothing was recorded: the job was never started, or the run'
 
 
 def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
-    """Why the fault landed at a wrong place or time, or too often or too seldom, as a clause. None if it landed as
-    planned. The step is checked against the history, which does not depend on the agent's own count."""
+    """A clause: why the fault hit at a wrong place or time, or too often or too seldom. None if it hit as planned. The
+    step is checked against the history, which does not depend on the agent's own count."""
     place = _wrong_place(fault, hit_target(run, fault, hits), hits)
     missed = [
         event for event in run.of_fault(fault.id, Kind.MISSED) if place or not _is_of_a_later_attempt(event, hits)
@@ -164,7 +165,8 @@ def _not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> 
 
 
 def _ended_badly(run: Record, behind: bool) -> tuple[Verdict, str] | None:
-    """The verdict on a job that got past the fault, and did not end well. `behind`: it did not get past another one."""
+    """The verdict on a job that got past the fault and did not end well. `behind`: it did not get past another
+    fault."""
     code, reached = own_exit_code(run), run.history.highest_step() or 0
     past = "the job got past the fault, and"
     if code not in (None, 0):
@@ -232,7 +234,7 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
 
 
 def _not_real(fault: PlannedFault) -> dict[str, str]:
-    """Whose report the fault imitates, and which record it replays. Empty texts if the fault really happens."""
+    """Whose report the fault imitates, and which record it replays. Both empty if the fault really happens."""
     try:
         injector = injector_of(fault)
         return {"imitates": "" if injector.replays else injector.imitates, "replays": injector.replays}

@@ -192,9 +192,9 @@ def _hang_after(run: Record, fault: str, since_s: float, until_s: float) -> Stal
 
 
 def why_unseen(run: Record, stall: Stall) -> str | None:
-    """Why the observers could not tell that the job hung, as a clause: one of them was blind, nothing had shown yet
-    which pauses are usual in this job, or the stall was shorter than these. None if they could have told, or if their
-    opinions are not known."""
+    """A clause: why the observers could not tell that the job hung. Either one of them was blind, or nothing had shown
+    yet which pauses are usual in this job, or the stall was shorter than such pauses. None if they could have told, or
+    if their opinions are not known."""
     last = _opinions(run, stall)
     said = {name: str(event.data["opinion"]) for name, event in last.items()}
     blind = [f"{name} ({last[name].data['detail']})" for name, word in said.items() if word == "blind"]
@@ -223,7 +223,7 @@ def too_short(run: Record, stall: Stall) -> str | None:
 
 
 def let_it_last(run: Record, stall: Stall, longer_than_s: float) -> str:
-    """A clause about what to write, so that the stall lasts longer than this many seconds."""
+    """A clause that advises what to write so that the stall lasts longer than this many seconds."""
     enough = 5 * math.floor(longer_than_s / 5) + 5
     planned = next((one for one in run.plan.faults if one.id == stall.fault), None)
     return f"write `for: {enough}s`" if planned and planned.duration_s else f"let it last {enough} s"
@@ -239,7 +239,7 @@ def _needed_s(run: Record, stall: Stall) -> float:
 
 
 def why_unread(run: Record, stall: Stall) -> str | None:
-    """Why the diagnosis had no stacks of the ranks, as a clause; None if it had, or if that is not known."""
+    """A clause: why the diagnosis had no stacks of the ranks. None if it had stacks, or if that is not known."""
     stacks = _opinions(run, stall).get("stacks")
     return str(stacks.data["detail"]) if stacks and stacks.data["opinion"] == "blind" else None
 

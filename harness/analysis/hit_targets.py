@@ -1,5 +1,5 @@
-"""The time, the attempt, and the ranks, nodes and GPUs that each hit of a fault really hit, according to the processes
-that ran when it landed.
+"""What each landing really hit, according to the processes that ran at that time: attempt, ranks, nodes and GPUs. A
+*landing* is one hit of a fault in one attempt.
 
 torchelastic numbers the ranks again in each attempt. GPUs are numbered on each node, so a GPU is (node, NVML index)."""
 
@@ -55,8 +55,8 @@ def landings(run: RunSoFar) -> list[Landing]:
 
 
 def step_in_words(run: RunSoFar, hit: Event) -> str:
-    """The step in which a fault hit, as the agent counted it, such as "step 24". If the job had put back an older state
-    in the same process before, the step of the history is added, if it is another. Empty if the step is not known."""
+    """The step in which a fault hit, as the agent counted, such as "step 24". If the job had put back an older state in
+    the same process before, the step of the history is added where it differs. Empty if the step is not known."""
     counted = hit.data["global_step"]
     if counted is None:
         return ""
@@ -121,8 +121,8 @@ def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | No
 
 
 def _on_another_gpu(run: Record, fault: PlannedFault, pids: Set[int]) -> str | None:
-    """How a fault of the ranks' own GPUs missed one of them, as a clause: the driver lists the rank on other GPUs than
-    those that were shown as broken. None if it missed none."""
+    """A clause: the driver lists a rank that was hit on other GPUs than those that were shown as broken. None if the
+    fault missed no rank. For faults that hit the ranks' own GPUs."""
     given = {effect.data["gpu"] for effect in run.of_fault(fault.id, Kind.EFFECT) if "gpu" in effect.data}
     if not given or fault.params.get("gpu") is not None:
         return None
@@ -139,15 +139,15 @@ def _on_another_gpu(run: Record, fault: PlannedFault, pids: Set[int]) -> str | N
 
 
 def _there(run: Record, hit: Event) -> list[Event]:
-    """The start events of the ranks in the newest attempt that had a rank when the fault hit."""
+    """The start events of the ranks of one attempt: the newest that had a rank when the fault hit."""
     ups = list(run.of_kind(Kind.RANK_UP))
     latest = max((up.attempt or 0 for up in ups if up.mono_s <= hit.mono_s), default=None)
     return [up for up in ups if up.attempt == latest]
 
 
 def gpus_of(run: Record, hit: Landing) -> frozenset[Gpu]:
-    """The GPUs that the landing hit: on the nodes of the ranks that it hit, the GPU that the scenario names or, if it
-    names none, each rank's own GPU. On a node without ranks, the named GPU."""
+    """The GPUs that the landing hit. On the nodes of the ranks that were hit: the GPU that the scenario names or, if it
+    names none, each rank's own GPU. On a node without ranks: the named GPU."""
     fault = next((fault for fault in run.plan.faults if fault.id == hit.fault), None)
     named = fault.params.get("gpu") if fault else None
     ups = [event for event in run.of_kind(Kind.RANK_UP) if event.data["pid"] in hit.pids]

@@ -28,11 +28,10 @@ def missing_in_words(run: Record, twins: Sequence[Record]) -> str:
 
 
 def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
-    """Yields a clause for each rank that succeeded and whose events are cut, in a job that succeeded.
-
-    Events are cut if the agent's last event is missing although the rank wrote it in another record (`ended`), or if
-    all events are missing although an agent started in this rank in another record (`seen`). Only other records can
-    show this, because a job may always leave by os._exit, which ends the agent without a last event."""
+    """Yields a clause for each rank that succeeded, in a job that succeeded, and whose last events (or all events) are
+    missing. Only another record of the same job can show this: there, the rank wrote its agent's last event (`ended`),
+    or an agent started in it (`seen`). In one record alone it can't be told, because a job may always leave by
+    os._exit, which ends the agent without a last event."""
     made = {(rank, attempt) for attempt, rank in record.sources_of_steps}
     has, whole = made | set(_who(record, Kind.AGENT_STARTED)), set(_who(record, Kind.AGENT_ENDED))
     excused = set(_who(record, Kind.AGENT_FAILED, Kind.APPLYING))
@@ -97,8 +96,8 @@ def ended_before_steps(record: Record) -> str:
 
 
 def no_rank_found(record: Record) -> str:
-    """A clause: the job worked, and none of its ranks was found. Empty if one was, or if the job ended with an error
-    before a step was seen."""
+    """A clause: the job worked, and none of its ranks was found. Empty if a rank was found, or if the job ended with an
+    error before a step was seen."""
     worked = record.exit_code == 0 or record.history.highest_step() is not None
     if not worked or any(attempt.ranks for attempt in record.history.attempts):
         return ""

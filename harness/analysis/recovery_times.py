@@ -32,7 +32,8 @@ from torchaos.harness.record.result import Recovery
 
 @dataclass(frozen=True)
 class Interruption:
-    """From a fault until the job had recovered from it and from all faults that came meanwhile (CLOCK_MONOTONIC)."""
+    """The time (CLOCK_MONOTONIC) from a fault until the job had recovered from this fault and from all that came
+    meanwhile."""
 
     begun_s: float
     ended_s: float
@@ -156,9 +157,9 @@ def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | 
 
 
 def unseen_after(record: Record, landing: Landing) -> tuple[int, ...]:
-    """The ranks that the fault hit and whose later steps, if any, were not seen in that attempt; sorted. Empty unless
-    the others show that steps are missing: other ranks of that attempt later made a step at least two above the highest
-    one before the fault, the attempt was the last, and the job ended with exit code 0."""
+    """The ranks that the fault hit and whose later steps in that attempt were perhaps not seen; sorted. Empty unless
+    other ranks show that steps are missing: they later made a step at least two above the highest step before the
+    fault, in the last attempt, and the job ended with exit code 0."""
     history = record.history
     steps = history.executions.of_attempt(landing.attempt)
     later = steps.at(steps.mono_s > landing.at_s)
@@ -271,8 +272,9 @@ def _by_all(
     back: Attempt, after: _After, wanted: Callable[[Event], bool],
     at: Callable[[Event], float] = lambda event: event.mono_s, of: Collection[int] = (),
 ) -> float | None:  # fmt: skip
-    """The time at which the last rank had its first wanted event. None if a rank had no such event. `at`: the time of
-    an event, by CLOCK_MONOTONIC. `of`: ranks; all of the attempt by default. Some jobs load on one rank alone."""
+    """The time at which the last rank had its first wanted event. None if a rank had no such event. `at`: gives the
+    time (CLOCK_MONOTONIC) of an event. `of`: the ranks that count, because some jobs load on one rank alone; by default
+    all of the attempt."""
     came: dict[int, float] = {}
     for event in after.events:
         if event.attempt == back.number and event.rank is not None and wanted(event):
@@ -281,7 +283,7 @@ def _by_all(
 
 
 def _again(record: Record, landing: Landing, end: End | None) -> list[int]:
-    """The later attempts that ended because the job grew again after the fault, before training continued."""
+    """The later attempts that ended before training continued, because the job grew again after the fault."""
     mine = [attempt for attempt, owner in growths(record).items() if owner == landing]
     return [attempt for attempt in mine if end is None or attempt < end.attempt]
 

@@ -40,9 +40,9 @@ Parts = Mapping[int, tuple[Record, Sequence[Record]]]  # by number: of the run, 
 
 
 def ranks_alone(run: Record, twins: Sequence[Record]) -> Parts:
-    """If the ranks have no common step after a restart, because they make different numbers of steps: each rank as a
-    job of its own. Empty if they have a common step, or if a rank's own state or file does not show from which of its
-    own steps it went on."""
+    """Each rank as a job of its own, if the ranks have no common step after a restart, because they make different
+    numbers of steps. Empty if they have a common step, or if a rank's own state or file does not show from which of its
+    own steps it continued."""
     if not (run.history.uneven and run.history.unplaced):
         return {}
     if not all(_is_shown(attempt) for own in run.of_ranks.values() for attempt in own.history.attempts):
@@ -99,7 +99,8 @@ def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequen
 
 
 def _worst(noun: str, assertion: Assertion, parts: Parts) -> Finding:
-    """The worst finding about parts of a job; of failed ones, the one that went wrong first. `noun`: what a part is."""
+    """The worst finding about parts of a job; of several failures, that of the part that failed first. `noun`: what a
+    part is."""
     found = {number: ask(assertion, part, twins) for number, (part, twins) in parts.items()}
     worst = min(
         found, key=lambda number: (_WORST.index(found[number].outcome), _wrong_s(parts[number][0], found[number]))
@@ -118,8 +119,8 @@ def _wrong_s(part: Record, finding: Finding) -> float:
 
 
 def as_one_job(run: Record) -> Record:
-    """The replicas as one job whose number of ranks changes: as long as the same replicas make the steps, they are one
-    attempt. The record has only the steps that count, and no other event of steps, samples or checkpoints."""
+    """The replicas as one job whose number of ranks changes: an attempt lasts as long as the same replicas make the
+    steps. The record has only the steps that count, and no other event of steps, samples or checkpoints."""
     of_step: dict[int, list[Execution]] = {}
     for number, part in enumerate(run.of_replicas):
         first = ranks_of(run.plan.job, number).start

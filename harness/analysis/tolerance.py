@@ -141,8 +141,8 @@ def rounds_on(world: int) -> bool:
 
 
 def _other_order(history: History) -> set[int]:
-    """The attempts that may sum in another order than the first: those of three ranks or more, and those that came back
-    to the first number of ranks after another one."""
+    """The attempts that may sum in another order than the first attempt: those of three ranks or more, and those that
+    returned to the first number of ranks after another number."""
     size = history.attempts[0].world_size if history.attempts else 0
     other = next((attempt.number for attempt in history.attempts if attempt.world_size != size), math.inf)
     return {

@@ -1,5 +1,5 @@
-"""From a record to a Result, by `verdict_of`. First come the gates that every fault must pass: a fault that did not
-land, or was not felt, proves nothing, and no assertion can change that. Then come the assertions.
+"""Makes a Result from a record, by `verdict_of`. First come the gates that every fault must pass: a fault that missed
+its target, or had no effect that was seen, proves nothing, and no assertion can change that. Then come the assertions.
 
 `judge` loads the record from a run directory, and gives the same verdict again, offline. Everything else is pure."""
 
@@ -250,8 +250,8 @@ def _overall(
 
 
 def _not_judged(run: Record, twins: Sequence[Record], is_wrong: bool) -> str:
-    """Why the record decides nothing: it ends early, is damaged or has gaps. Else empty. `is_wrong`: a case failed; a
-    stop condition of the scenario takes nothing back from that."""
+    """Why the record decides nothing: it ends early, is damaged or has gaps. Otherwise empty. `is_wrong`: a case
+    failed, which stays so if a stop condition of the scenario ended the run."""
     stopped = run.stopped.data if run.stopped else None
     if stopped and not stopped.get("enough", False) and (stopped.get("interrupted", True) or not is_wrong):
         return f"the run was ended early: {never_ends_in_time(run) or stopped['reason']}"
@@ -263,7 +263,7 @@ def _not_judged(run: Record, twins: Sequence[Record], is_wrong: bool) -> str:
 
 
 def _leading(roots: Sequence[Case], firsts: Mapping[str, First | None]) -> Case:
-    """The case that went wrong first; the first one, if it has no time."""
+    """Of these cases, the one that went wrong first; the first in the list if no time is known."""
     timed = {case.name: at for case in roots if (at := came_at(firsts.get(case.name)))}
     if roots[0].name not in timed:
         return roots[0]

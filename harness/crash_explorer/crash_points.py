@@ -310,7 +310,7 @@ class CrashPoints:
         return self.fs.tree(*self.cut(moment.positions))
 
     def done(self, moment: CrashPoint) -> list[Operation]:
-        """The operations before the death, wholly or in part, in the recorded order."""
+        """The operations before the death, including writes that were done only in part. In the recorded order."""
         cut, halves = self.cut(moment.positions)
         return [op for op in self.recording.operations if self.fs.has(cut, op) or op.number in halves]
 

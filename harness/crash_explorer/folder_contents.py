@@ -189,7 +189,7 @@ class Blobs:
         return bytes(found)
 
     def take(self, folder: Path) -> Tree:
-        """Stores all files in `folder`. Holes of sparse files stay holes. Raises OSError if one can't be read or
+        """Stores all files in `folder`, without the holes of sparse files. Raises OSError if a file can't be read or
         stored."""
         files, folders, links = {}, set(), {}
         for root, names, leaves in os.walk(folder):

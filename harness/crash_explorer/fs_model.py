@@ -20,7 +20,7 @@ from torchaos.harness.crash_explorer.operations import Operation, OperationKind,
 
 @dataclass(frozen=True)
 class State:
-    """One possible content of the folder after a death of the job, and the deaths that leave it."""
+    """One possible content of the folder after a death of the job, and the moments of death that leave this content."""
 
     name: str  # the same in each exploration of the same recording
     model: str  # the model of death: `process death`, `node death`, or `power loss` and its persistence model

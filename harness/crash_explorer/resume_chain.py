@@ -58,7 +58,7 @@ class ResumeChain:
 
     @property
     def in_words(self) -> str:
-        """How most states were resumed."""
+        """The method by which most states were resumed, as text."""
         return self._forks.in_words if self._forks else "by the job's own launcher"
 
     @property
@@ -244,8 +244,8 @@ class ResumeCache:
 
 
 def _parts(run: RunDir) -> list[tuple[str, str]]:
-    """The folders of the run directory in which a resume leaves something, each with the name in it that is left
-    out."""
+    """The folders of the run directory into which a resume writes, each with the file in it that is not copied ("":
+    none)."""
     manifests = run.agent_plan.parent / MANIFESTS
     folders = ((run.events, synthetic_crash.FILE), (run.logs, ""), (run.artifacts, "inventory.json"), (manifests, ""))
     return [(str(folder.relative_to(run.root)), left_out) for folder, left_out in folders]

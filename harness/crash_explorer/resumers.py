@@ -165,8 +165,8 @@ class WarmResumes:
             return None
 
     def new_interpreters(self, state: State, again: bool, tracers: ReadTracers | None) -> Resume | None:
-        """A resume by ranks that are new interpreters, without the job's launcher. `again`: ranks that fail are started
-        once more. None if no ranks can be started."""
+        """Resumes with each rank started as a new Python process, without the job's launcher. `again`: ranks that fail
+        are started once more. None if no ranks can be started."""
         if self._off or self._stopped or not self._checked:
             return None
         try:

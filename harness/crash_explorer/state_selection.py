@@ -69,9 +69,10 @@ def node_death_states(
 def _cuts(
     recording: Recording, fs: FilesystemModel, dead: set[int], noticed_s: float
 ) -> Iterator[tuple[Cut, tuple[tuple[float, float], ...]]]:
-    """Yields the operations that each rank has done when the job is over, and (begin, end) of the times at which the
-    recorded run was there. The node may die after any operation, and the survivors may stop after any operation that
-    they can still do. Of the moments between writes to one file, only the first is used."""
+    """Yields, for each possible end of the job, how many operations each rank has done, and (begin, end) of the times
+    at which the recorded run was in that state; no times if it never was. The node may die after any operation, and the
+    survivors may stop after any operation that they can still do. Of the moments between writes to one file, only the
+    first is used."""
     operations = recording.operations
     needs = {effect.operation.number: set(effect.needs) for effect in fs.effects}
     for a, b in recording.before:

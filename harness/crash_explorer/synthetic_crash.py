@@ -66,11 +66,14 @@ def write(
     events: Path, recorded: Record, died_s: float, by_rank: Mapping[int, float], now_s: float,
     lines: Mapping[int | None, Sequence[Operation]] | None = None, damage: Sequence[Mapping[str, Any]] = (),
 ) -> int:  # fmt: skip
-    """Writes the events before the resume into its folder of events, which must be empty, and returns their number.
-    `died_s`: when the job died in the recorded run; `by_rank`: when ranks died earlier (both CLOCK_MONOTONIC); `lines`:
-    the operations of each rank; `damage`: data of the events of a fault that hit the files after the death. All times
-    are shifted, so that the death comes just before `now_s`: the time between the recorded run and the resume is not
-    the job's."""
+    """Writes the events before the death into `events`, the empty folder of the resume's events, and returns their
+    number. All times are shifted, so that the death is just before `now_s`: the pause between the recorded run and the
+    resume is not the job's time.
+
+    - `died_s`: when the job died in the recorded run (CLOCK_MONOTONIC, as the next)
+    - `by_rank`: when ranks died earlier than the job
+    - `lines`: the operations of each rank
+    - `damage`: data for the events of a fault that damaged the files after the death"""
     begun = unfinished(recorded, died_s, lines or {}, by_rank)
     moved_s = now_s - _BEFORE_S - died_s
     count = Counter[str]()

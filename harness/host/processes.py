@@ -252,7 +252,7 @@ def _ended(fds: list[int], deadline: float) -> set[int]:
 def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
     """The start times, by pid, of all living processes of a job: those with its mark in their environment (`variable`),
     and all their descendants, because a rank that sets its process title may have overwritten its environment. Never
-    includes this process, its ancestors, or other descendants of its ancestors."""
+    includes this process or its ancestors."""
     table = {pid: found for pid in _pids() if (found := stat(pid)) and found.state not in "ZX"}
     spared = _lineage()
     children: dict[int, list[int]] = {}

@@ -85,7 +85,7 @@ class Record(RunEvents):
 
     @cached_property
     def exited(self) -> Event | None:
-        """The event of the end of the job's last command, if that was seen."""
+        """The event that the job's last command exited. None if this was not seen."""
         return next((event for event in reversed(self.beside_steps) if event.kind is Kind.JOB_EXITED), None)
 
     @property

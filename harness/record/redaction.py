@@ -102,7 +102,7 @@ def _is_secret_pair(name: str, value: str) -> bool:
 
 
 def _assigns_a_secret(found: re.Match[str]) -> bool:
-    """Whether `NAME=VALUE` contains a secret. False for a text that only explains this form."""
+    """Whether `NAME=VALUE` contains a secret. False if VALUE is only a placeholder, as in documentation."""
     return is_secret(found[1]) and found[2].rstrip(",.;:)") not in _PLACEHOLDERS
 
 

@@ -162,7 +162,7 @@ def _files(gate: Gate, key: str, file: Path, tell: Tell) -> list[Path]:
 
 
 def _loaded(files: Sequence[Path], environment: Environment, key: str, tell: Tell) -> list[tuple[Path, Scenario]]:
-    """The scenarios of the files under this key of the gate."""
+    """Loads the scenarios from these files. `key`: the key of the gate file that lists them, for messages."""
     scenarios, wrong = [], []
     for file in files:
         try:

@@ -29,7 +29,8 @@ Sample = tuple[Mapping[str, str], float]
 
 
 def write_metrics(path: Path, runs: Sequence[Kept], days: Sequence[Night] = ()) -> None:
-    """Writes the file in one step, as collectors require. Raises OSError if it can't be written."""
+    """Writes the file atomically, as Prometheus's textfile collector requires. Raises OSError if it can't be
+    written."""
     write_atomically(path, metrics_text(runs, days))
 
 

@@ -1,5 +1,5 @@
-"""The handles of one regular file (`File`) and of a mount that a fault made (`Mount`), in the mount namespace of this
-process. Also `Touches`, with which each handle declares what it may change; only by this declaration is it decided
+"""The handles, which undo a change, of one regular file (`File`) and of a mount that a fault made (`Mount`), in the
+mount namespace of this process. In `Touches`, each handle declares what it may change; this declaration alone decides
 whether a fault is permitted."""
 
 from __future__ import annotations

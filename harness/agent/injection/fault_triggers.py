@@ -77,7 +77,8 @@ class FaultTriggers:
         return when.pacer == self._agent.who.rank and when.attempt in (None, self._agent.who.attempt)
 
     def load(self) -> None:
-        """Opens the control pages and imports the injectors long before the first Moment, so that firing is fast."""
+        """Opens the control page of each fault (the file through which the harness controls it) and imports the
+        injectors, long before a fault can fire, so that firing is fast."""
         for trigger in self.mine:
             try:
                 pending = Pending(trigger)

@@ -129,8 +129,8 @@ class StateSums:
             self._tensors = {}
 
     def _at_start(self) -> dict[str, Any]:
-        """What `_look` finds at the beginning of a step. If the parameters are those of the first step again, the steps
-        since then were only a warm-up."""
+        """The check sums at the beginning of a step. If the parameters equal those before the first step again, all
+        steps so far were only a warm-up."""
         found, agent = self._look(), self._agent
         own = found.get("parameters") or found.get("frozen")
         if not agent.steps_over:

@@ -151,9 +151,8 @@ class UpdateDetector:
         self._mark()
 
     def _widen(self) -> None:
-        """Adds the other parameters of the outermost modules that losses reach, in the order of each module. A step may
-        leave some out that the next step trains, such as layers that are dropped at random, or experts without a
-        token."""
+        """Adds all trainable parameters of each outermost module on which a loss depends, in the module's order. A
+        single step may leave some of them out, such as layers dropped at random, or MoE experts that got no token."""
         modules, places = self._modules(), {key: place for place, key in enumerate(self._leaves)}
         inner = {id(child) for each in modules for child in each._modules.values()}
         reached = list[tuple[int, list[Any]]]()

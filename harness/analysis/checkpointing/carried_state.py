@@ -50,7 +50,7 @@ _RESTORED = {"parameters": "restored", "moments": "restored_moments"}
 
 @dataclass(frozen=True)
 class Carried:
-    """One resume, and whether each part of the state was the same before and after it. None: this was not seen."""
+    """Whether a resume restored each part of the state. None: this was not seen."""
 
     attempt: Attempt  # the attempt that resumed
     saver: Attempt  # the last earlier attempt that did the step from which `attempt` resumed
@@ -96,7 +96,7 @@ class Carried:
         ]  # fmt: skip
 
     def instead(self, *names: str) -> str:
-        """What these parts of the state ("parameters", "moments") are instead of what they should be, as a clause."""
+        """A clause: what these parts of the state ("parameters", "moments") hold instead of the right values."""
         moved = {rank: of for name in names for rank, of in self.moved.get(name, {}).items()}
         if moved:
             return "; ".join(f"on rank {rank} they {said('of a rank', rank=of)}" for rank, of in sorted(moved.items()))
@@ -115,8 +115,8 @@ class Carried:
 
 
 def carried_into(run: Record, attempt: int, after: int = 0) -> Carried | None:
-    """What the attempt restored with the resume with which it began; with `after`, its segment after so many steps.
-    None if it resumed from no step of this run."""
+    """What an attempt restored when it began; with `after`: when its segment after that many steps began. None if it
+    resumed from no step of this run."""
     found = (carried for carried in resumes_carried(run) if carried.attempt.segments[0].after == after)
     return next((carried for carried in found if carried.attempt.number == attempt), None)
 
@@ -228,7 +228,7 @@ class _Compared:
         return replace(other, holds=after_step(step, self._base)) if known and step is not None else other
 
     def _is_harmless(self, other: Other) -> bool:
-        """Whether a part that is not as it was is no state: it had no effect on the next step."""
+        """Whether a part that changed is no state, because it had no effect on the next step."""
         unused = other.name in self._begun.unsaved and not _differ(self._first, self._next)
         return unused or (self._same and _is_scratch(other, self._begun))
 
@@ -270,8 +270,8 @@ def changes_weights_between_steps(steps: Executions) -> bool:
 
 
 def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | None], name: str) -> int | None:
-    """The last step before this resume after which each rank had the values of `name` with which it began this attempt.
-    None if it is not known, or if there are no values: the sums leave out the optimizers of plain classes."""
+    """The last step before this resume after which each rank had those values of `name` with which it began this
+    attempt. None if it is not known, or if there are no values: the optimizers of plain classes have no sums."""
     if None in restored.values() or all(map(is_of_nothing, restored.values())):
         return None
     steps = history.before_segment(attempt.number, attempt.segments[0].after)
@@ -285,8 +285,8 @@ def _step_with(history: History, attempt: Attempt, restored: Mapping[int, str | 
 def _of_other_ranks(
     first: Sequence[Execution], saved: Sequence[Execution], next_: Sequence[Execution], in_place: bool
 ) -> dict[str, dict[int, int]]:
-    """By quantity: the ranks that began with what another rank had had, and they had not; each with that other rank.
-    Empty if all ranks may only have changed places (not `in_place`), or if their number changed."""
+    """Finds ranks that began with the state of another rank instead of their own. By quantity: such a rank and the
+    other rank. Empty if all ranks may only have changed places (not `in_place`), or if their number changed."""
     found: dict[str, dict[int, int]] = {}
     for name, restored in _RESTORED.items():
         now, before, continued = _by_rank(first, restored), _by_rank(saved, name), _by_rank(next_, restored)
@@ -313,7 +313,7 @@ def _rank_by_rank(
     name: str, equal: bool | None, moved: Mapping[str, Mapping[int, int]], begun: Begun, first: Sequence[Execution],
     saved: Sequence[Execution],
 ) -> bool | None:  # fmt: skip
-    """Whether each rank has back what it had itself. `equal`: whether the parts that were compared by name are. A part
+    """Whether each rank got its own part back. `equal`: whether the parts that were compared by name are equal. A part
     that only one rank holds may have been recorded as a check sum alone."""
     if moved.get(name):
         return False
@@ -325,8 +325,8 @@ def _rank_by_rank(
 
 def _is_scratch(other: Other, begun: Begun) -> bool:
     """Whether this part of the state had no effect: the step led to the same parameters and moments. An example is what
-    an optimizer keeps only during a step (SAM). An optimizer of a plain class is not excused, because its parameters
-    are not among those that were compared."""
+    an optimizer keeps only during a step (SAM). Always False for an optimizer of a plain class, because its parameters
+    were not compared."""
     return other.quantity in ("parameters", MOMENTS) and other.of in begun.parameters
 
 
@@ -369,8 +369,8 @@ def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:
 
 
 def _by_all(history: History, attempt: Attempt, done: Sequence[Execution]) -> bool:
-    """Whether all ranks of the attempt made a step (`done`), without ranks that make no steps in the whole run, such as
-    actors and writers."""
+    """Whether all ranks of the attempt made a step (`done`). Ranks that make no steps in the whole run, such as actors
+    and writers, do not count."""
     trains = history.executions.ranks
     return {rank for rank in range(attempt.world_size) if rank in trains} == {execution.rank for execution in done}
 

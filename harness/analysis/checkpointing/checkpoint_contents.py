@@ -150,7 +150,7 @@ def _raced(raw: Mapping[str, object]) -> bool:
 
 
 def _only(raw: Mapping[str, object], *kinds: str) -> bool:
-    """Whether a checkpoint has problems, and all of them are of these kinds."""
+    """Whether a checkpoint has problems, all of these kinds."""
     return 0 < len(_problems(raw, *kinds)) == len(_problems(raw))
 
 
@@ -177,7 +177,7 @@ def unread_of(record: Record) -> str:
 
 
 def _far(ours: str | None, theirs: str | None) -> float | None:
-    """The relative difference of two numbers. None if both are integers, or if one is not a finite number."""
+    """The relative difference of two numbers. None if both are integers, or if a number is not finite."""
     try:
         a, b = float(ours or ""), float(theirs or "")
     except ValueError:
@@ -187,7 +187,7 @@ def _far(ours: str | None, theirs: str | None) -> float | None:
 
 
 def _own_folders(our_root: str, their_root: str) -> tuple[str, str]:
-    """The two paths without their common last parts. Both empty if one of them would be empty."""
+    """The two paths without their common last parts. Both empty if nothing of a path would be left."""
     ours, theirs = our_root.split("/"), their_root.split("/")
     while ours and theirs and ours[-1] == theirs[-1]:
         ours.pop()
@@ -271,9 +271,9 @@ class Deltas:
         return cls(links if any(named for each in links.values() for named in each.values()) else {})
 
     def builds(self, path: str, attempt: int, upon: str) -> bool | None:
-        """Whether the checkpoint that contains `path`, saved in this attempt, builds upon the one at `upon`. If the
-        save of this attempt is not known, True if that of any other attempt builds upon it, otherwise None. False if no
-        checkpoint of the run builds upon another."""
+        """Whether the checkpoint that contains `path`, saved in this attempt, builds upon the checkpoint at `upon`. If
+        the save of this attempt is not known: True if a save of `path` in another attempt builds upon it, otherwise
+        None. False if no checkpoint of the run builds upon another."""
         if not self.links:
             return False
         name = posixpath.basename(upon)
@@ -292,7 +292,7 @@ DISK_LOST = "disk lost"  # `what` of an effect event: the local disk of `node` w
 
 
 def local_folder(run: Record) -> str:
-    """The folder of which each node has its own. Empty if the scenario names none."""
+    """The folder on the node's own disk. Empty if the scenario names none."""
     job, root = run.plan.job, root_of(run)
     if not (job.checkpoints and job.checkpoints_local and root):
         return ""

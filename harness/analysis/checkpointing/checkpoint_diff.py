@@ -165,10 +165,10 @@ _WHOLE_NUMBER = re.compile(r"-?\d+")
 
 
 def first_number_apart(run: Record, twin: Record, base: int) -> Clash | None:
-    """The first whole number, in a checkpoint of a step after `base` (global), that is another one in the twin's
-    checkpoint of that step. Such numbers seldom follow from losses or weights. Left out are clocks, numbers of
-    restarts, and numbers that differ already before the first fault, such as a process id. None if there is none, or if
-    the contents of the checkpoints were not recorded."""
+    """The first whole number in a checkpoint after step `base` (global) that differs from the twin's, in its checkpoint
+    of the same step. Such numbers seldom follow from losses or weights. Left out are clocks, numbers of restarts, and
+    numbers that differ already before the first fault, such as a process id. None if there is none, or if the contents
+    of the checkpoints were not recorded."""
     ours, theirs = checkpoints_of(run) or [], checkpoints_of(twin) or []
     first_s = min((hit.mono_s for hit in run.of_kind(Kind.APPLYING, Kind.APPLIED)), default=0.0)
     made = compare(pairs(ours, theirs), [theirs], run.history, None, (), first_s)
@@ -240,9 +240,9 @@ def compare(
 def unread_that_differ(
     found: Sequence[Pair], twins: Sequence[Sequence[Checkpoint]], ignore: Sequence[str], before_s: float
 ) -> tuple[str, Checkpoint] | None:
-    """The first file of a kind that is not read whose bytes are not those of the twin's file, with its checkpoint. None
-    if there is none. Left out are names that match `ignore`, and files that differ already between twins or before the
-    first fault (`before_s`), because they hold times or the like."""
+    """The first file of an unread kind whose bytes differ from the twin's file, with its checkpoint. None if there is
+    none. Left out are names that match `ignore`, and files that differ already between twins or before the first fault
+    (`before_s`), because they hold times or the like."""
     early = [pair for pair in found if pair[0].saved_s is not None and pair[0].saved_s < before_s]
     usual = [*early, *(pair for first, second in combinations(twins, 2) for pair in pairs(first, second))]
     noisy = {(family(other.path), name) for one, other in usual for name in _other_bytes(one, other)}

@@ -46,7 +46,8 @@ class Recorded:
     @property
     def always_drawn(self) -> frozenset[str] | None:
         """The generators that had changed each time that their state was recorded. None if it was recorded only a few
-        times: code outside the model draws only now and then, such as a loader when an epoch begins."""
+        times: then a generator that is used now and then, as by a loader at the start of an epoch, can't be told
+        apart."""
         first = min((one.number for one in self._history.attempts), default=0)
         own = [by_rank[0].rng for step in sorted(self._at) if 0 in (by_rank := self.begun(step, attempt=first))]
         if len(own) < _FEW:
@@ -59,8 +60,8 @@ class Recorded:
         return self.begun(0, attempt=min((one.number for one in self._history.attempts), default=0))
 
     def went_the_same_way(self, twin: Recorded, quantity: str, step: int, before_s: float) -> bool:
-        """Whether run and twin had the same values of a quantity when both were recorded for the last time before a
-        resume from `step`: in a job that is not deterministic, the twin's values show nothing."""
+        """Whether run and twin had the same values of a quantity the last time both were recorded before a resume from
+        `step`. If not, the job is not deterministic, and the twin's values prove nothing."""
         for at in sorted((at for at in self._at if at <= step), reverse=True):
             for begun in (True, False):
                 mine = self.begun(at, before_s=before_s) if begun else self.saved(at, before_s)
@@ -72,8 +73,8 @@ class Recorded:
         return True
 
     def after(self, quantity: str, name: str, entry: Entry, before_s: float, but: int | None = None) -> int | None:
-        """The last step after which this part of the state was recorded with these values, before this time; `but`: a
-        step to leave out. Before this time, because what the attempt did later does not explain its beginning."""
+        """The last step after which this part of the state had these values, recorded before `before_s`: what the
+        attempt did later does not explain its beginning. `but`: a step to leave out."""
         for step in sorted(self._at, reverse=True):
             before = (state for state in self._at[step] if state.event.mono_s < before_s)
             if step != but and any(is_recorded_as(state, quantity, name, entry) for state in before):
@@ -108,8 +109,8 @@ def after_step(step: int, base: int) -> str:
 
 
 class Origins:
-    """Explains, in words, where the values with which an attempt began come from. `due`: the states with which it
-    should have begun; `saved`: the states at the save."""
+    """Explains, in words, where the values came from with which an attempt began. `due`: the states with which the
+    attempt should have begun; `saved`: the states at the save."""
 
     def __init__(self, own: Recorded, base: int, since_s: float, due: Of, saved: Of) -> None:
         self._own, self._base, self._since_s, self._due, self._saved = own, base, since_s, due, saved

@@ -44,8 +44,8 @@ _MISSING = ("", "")
 
 @dataclass
 class Begun:
-    """What the comparison of the state with which an attempt began has found. `seen`: the ranks on which each quantity
-    was compared. `absent`: quantities that the job does not have, such as buffers."""
+    """The result of comparing the state with which an attempt began. `seen`: the ranks on which each quantity was
+    compared. `absent`: quantities that the job does not have, such as buffers."""
 
     others: list[Other] = field(default_factory=list)
     seen: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -66,7 +66,7 @@ class Begun:
     in_place: bool = False  # the ranks hold parts of tensors, each at its place of the job's beginning
 
     def equal(self, quantity: str) -> bool | None:
-        """Whether the quantity was restored. None: not seen, or the job has nothing of it."""
+        """Whether the quantity was restored. None: not seen, or the job does not have this quantity."""
         if any(other.quantity == quantity for other in self.others):
             return False
         return True if self.seen.get(quantity) and quantity not in self.absent else None
@@ -89,8 +89,8 @@ class Begun:
 
     @property
     def changed_generators(self) -> list[Other]:
-        """The generators that are not as they were, and from which code outside the forward draws: the loop, such as
-        the noise of a diffusion model, or a loader."""
+        """The generators that were not restored and from which code outside the forward draws: the loop, such as the
+        noise of a diffusion model, or a loader."""
         return [other for other in self.of(RNG) if self.drawn is not None and other.name in (self.changing or ())]
 
     def generators_in_words(self, others: Sequence[Other], world: int) -> str:
@@ -171,7 +171,7 @@ def begun_with(
 
 
 def _instead(other: Other, mine: Of, origins: Origins) -> Iterator[tuple[int, str]]:
-    """For each rank: what the part is there instead of what it should be."""
+    """For each rank: what it has in the place of this part of the state."""
     for rank in other.ranks:
         if other.quantity == TRAINED:
             yield rank, said("trained now" if other.name in mine[rank].trained else "trained no longer")
@@ -186,8 +186,8 @@ def _instead(other: Other, mine: Of, origins: Origins) -> Iterator[tuple[int, st
 
 
 def trained_since(run: Record, twin: Record, attempt: int, since: range) -> tuple[int, list[Other]] | None:
-    """The first of the steps from `since` on that began with another set of trained parameters than in the twin, as far
-    as recorded; and these parameters. None if there is none."""
+    """The first step, `since` or later, that began with another set of trained parameters than in the twin, as far as
+    recorded; and these parameters. None if there is none."""
     own, twins = Recorded(run), Recorded(twin)
     for step in since:
         found = Begun()
@@ -296,8 +296,8 @@ def _alike(fresh: Of) -> frozenset[str]:
 
 
 def _trained_apart(steps: Executions, base: int, since_s: float) -> bool:
-    """Whether each rank trains parameters of its own: they differed after the last execution of step `base` before
-    `since_s`, as between two meetings of local SGD."""
+    """Whether each rank trains parameters of its own, as between two synchronizations of local SGD: they differed after
+    the last execution of step `base` before `since_s`."""
     last = steps.at((steps.global_step == base) & (steps.mono_s < since_s))
     last = last.at(last.attempt == last.attempt.max(initial=-1))
     sums = {one.parameters for one in last}
@@ -330,7 +330,7 @@ def _due(mine: Of, reference: Of, quantity: str, alike: frozenset[str]) -> dict[
 
 
 def _of_one_value(of: Mapping[int, dict[str, Entry]]) -> dict[str, Entry]:
-    """By name, the tensors whose value was the same on all ranks that had them."""
+    """By name, the tensors that had the same value on all ranks that had the tensor."""
     entries: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for values in of.values():
         for name, entry in values.items():

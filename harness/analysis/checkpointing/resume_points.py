@@ -164,8 +164,8 @@ def _goes_on(one: Checkpoint, before: Checkpoint, step: int | None) -> bool:
 
 
 def _there(checkpoint: Checkpoint | None) -> bool:
-    """Whether the run may be said to have this checkpoint of the twin: the run's own is good, or newer checkpoints of
-    its family may have replaced it."""
+    """Whether the run has, or had, this checkpoint of the twin: its own is good, or newer checkpoints of its family may
+    have replaced it."""
     return checkpoint is not None and (checkpoint.good or "#" in family(checkpoint.path))
 
 

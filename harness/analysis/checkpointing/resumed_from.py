@@ -117,9 +117,8 @@ def _is_warm_up(history: History, part: Segment) -> bool:
 
 
 def _ended_in_warm_up(history: History, attempt: int) -> bool:
-    """Whether the attempt died in its warm-up: it loaded nothing before its last step, and made no more steps than
-    another attempt made before its first load. So it died before the load, or before a step that would show the
-    load."""
+    """Whether the attempt died in its warm-up, before its load or before a step that would show the load: it loaded
+    nothing before its last step, and made no more steps than another attempt made before its first load."""
     done, first = int(history.executions.of_attempt(attempt).local_step.max(initial=0)), dict[int, int]()
     for load in _of_training(history):
         first[load.attempt] = min(load.local_step, first.get(load.attempt, load.local_step))
@@ -134,7 +133,8 @@ def _of_training(history: History) -> list[Load]:
 
 def _in_step(history: History, part: Segment) -> Segment | None:
     """If a part began from scratch and then loaded the checkpoint of exactly the step that its count had reached: the
-    part, as if it had resumed there after a warm-up. The numbers of its steps do not show the load. Otherwise None."""
+    part, as if it had resumed there after a warm-up. Such a load does not show in the numbers of the steps. Otherwise
+    None."""
     for load in history.loads:
         if part.base == 0 and load.ok and load.attempt == part.number and load.local_step > part.after:
             save = saved_as(load.path, history.saves, part.started_s)
@@ -144,7 +144,7 @@ def _in_step(history: History, part: Segment) -> Segment | None:
 
 
 def is_of_other_replicas(attempt: Attempt) -> bool:
-    """Whether this is no attempt of a torchrun, but the steps of other replicas than before (`as_one_job`)."""
+    """Whether these are the steps of other replicas than before (`as_one_job`), and no attempt of a torchrun."""
     return attempt.base is None and not attempt.ranks and attempt.world_size > 0
 
 
@@ -271,8 +271,8 @@ def _within_reach(run: Record, saved: SavedCheckpoint, part: Segment) -> SavedCh
 
 
 def _not_hit(damaged: Sequence[Damage], saved: SavedCheckpoint, deltas: Deltas) -> SavedCheckpoint | None:
-    """The checkpoint. None if a fault has damaged it, or one on which it builds. If this is not known, it is not
-    sure."""
+    """The checkpoint; None if a fault has damaged it or a checkpoint on which it builds. If this is not known, the
+    returned checkpoint is not sure."""
     if any(damage.step == saved.step for damage in damaged):
         return None
     earlier = [damage.checkpoint for damage in damaged if (damage.step or 0) < saved.step]

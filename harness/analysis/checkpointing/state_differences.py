@@ -1,4 +1,4 @@
-"""Parts of the state that are not what they were, in words."""
+"""Puts into words which parts of the state were not restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 4
 
 @dataclass(frozen=True)
 class Other:
-    """A part of the state that is not what it was."""
+    """A part of the state that was not restored."""
 
     quantity: str  # one of snapshots.QUANTITIES, RNG, INPUTS, TRAINED or MODES
     name: str
@@ -31,8 +31,8 @@ class Other:
 
     @property
     def of(self) -> str:
-        """The name by which the part is told: of a moment, the parameter to which it belongs; of an input, the
-        argument; otherwise its own name."""
+        """The name used in messages. For a moment: its parameter; for an input: the argument; otherwise the part's own
+        name."""
         if self.quantity == INPUTS:  # such as .0.1, the second positional argument, or .1.mask, a keyword argument
             return f"(argument {self.name.split('.', 2)[-1]})"
         if self.quantity == MODES:  # the name of the outermost module is empty, or ends with a colon
@@ -62,7 +62,7 @@ _NOUNS = {
 
 
 def in_words(others: Sequence[Other], world: int) -> str:
-    """Clauses about the parts that are not as they were. Empty if there are none. `world`: the number of ranks."""
+    """Clauses about the parts that were not restored. Empty if there are none. `world`: the number of ranks."""
     groups: dict[tuple[object, ...], list[Other]] = defaultdict(list)
     for other in others:
         holds = EXCHANGED if EXCHANGED in other.holds else other.holds
@@ -72,8 +72,8 @@ def in_words(others: Sequence[Other], world: int) -> str:
 
 
 def exchanged_in_words(others: Sequence[Other]) -> str:
-    """If ranks exchanged the states of all of these generators among themselves: which rank began with those of which
-    other. Otherwise empty."""
+    """If ranks exchanged the states of all these generators among themselves: from which rank each began. Otherwise
+    empty."""
     names = list(dict.fromkeys(other.name for other in others))
     ranks = sorted({rank for other in others for rank in other.ranks})
     donors = {said("of a rank", rank=rank): rank for rank in ranks}

@@ -185,8 +185,8 @@ class Difference:
 
 
 def history_of(run: Record, twins: Sequence[Record]) -> History:
-    """The run's history. The first twin helps in two cases: the run's own witnesses can't give global numbers to the
-    steps of an attempt; or an attempt did only the rest of a step, whose first part the twin has."""
+    """The history of the run, completed from the first twin where the run itself does not show enough: if no witness of
+    the run gives global numbers to the steps of an attempt, or if an attempt did only the rest of a step."""
     if not twins:
         return run.history
     history, twin = run.history, twins[0].history
@@ -223,7 +223,7 @@ def common(ours: StepTable, theirs: StepTable) -> tuple[StepTable, StepTable]:
 
 
 def without_losses(*tables: StepTable) -> set[int]:
-    """The ranks that have no loss in any step of these runs: all stages of a pipeline before the last stage."""
+    """The ranks that have no loss in any step of these runs, as in a pipeline all stages before the last."""
     ranks, seen = set[int](), set[int]()
     for table in tables:
         losses = table.executions.column("losses")
@@ -341,9 +341,8 @@ def _of_rank(
 
 
 def _is_before_samples(run: Execution, twin: Execution, number: int) -> bool:
-    """Whether the samples up to backward `number` of the step (from 1) are the twin's, and later ones are not. Then the
-    loss of this backward can't follow from the samples. Each backward is taken to have as many samples as the
-    others."""
+    """Whether the first difference in the samples of the step comes after backward `number` (from 1). Then the loss of
+    this backward can't follow from the samples. Each backward is taken to have as many samples as the others."""
     mine, twins, each = run.samples, twin.samples, divmod(len(twin.samples), len(twin.losses))
     until = number * each[0]
     return bool(until) and not each[1] and len(mine) == len(twins) and mine != twins and mine[:until] == twins[:until]

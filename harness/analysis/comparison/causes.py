@@ -142,7 +142,7 @@ def _cause(
 
 
 def _apart_before(run: Record, history: History, attempt: int, twin: Record | None) -> str:
-    """How the ranks went apart in an attempt before this one, unless the twin's did too. Else empty."""
+    """How ranks came to differ in an attempt before this one. Empty if they did not, or if the twin's did too."""
     drifted = ranks_apart(run)
     if not drifted or drifted.attempt >= attempt or (twin and ranks_apart(twin)):
         return ""
@@ -239,7 +239,7 @@ class _Resumed:
             yield Fact("files", self._base + 1, words)
 
     def samples_follow(self, differ: Collection[str]) -> bool:
-        """Whether the samples that differ came after the loss that differs, and may follow from what else differs."""
+        """Whether the samples differ only after the loss that differs, and may follow from what else differs."""
         return self._first.before_samples and bool({RNG, "parameters", "frozen", "buffers"} & set(differ))
 
     def _state(self) -> Iterator[Fact]:
@@ -409,7 +409,7 @@ class _Resumed:
 
     def _acts_later(self) -> bool:
         """Whether the first step after the resume left other moments than in the twin, although its losses and the
-        parameters after it, and so its gradients, are equal bit for bit."""
+        parameters after it are equal bit for bit, and so its gradients are too."""
         mine, twins = (steps.get(self._base + 1, {}) for steps in (self._ours, self._theirs))
         pairs = [(mine[rank], twins[rank]) for rank in mine if rank in twins]
         same = all(

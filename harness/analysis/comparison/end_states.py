@@ -22,12 +22,12 @@ _RESULTS = (What.SAMPLES, What.COMPUTED, What.PARAMETERS)
 
 
 def against_the_end(finding: Finding, run: Record, twins: Sequence[Record]) -> Finding:
-    """The finding, or a passed one if the difference from the twin of which it tells can't have been: the job ended
-    with the twin's state, bit for bit. Inconclusive if it tells of another last step, since that may be a matter of
-    counting.
+    """The finding. If the job ended with the twin's state, bit for bit, the difference that the finding names had no
+    effect, and the finding becomes passed; or inconclusive if the difference is another last step, which may be a
+    matter of counting.
 
-    A loss or a learning rate that differs in a step with the twin's result is a difference: the update does not depend
-    on the loss scale, and frozen parameters not on the rate."""
+    A loss or a learning rate that differs in a step with the twin's result stays a difference: the update does not
+    depend on the loss scale, nor frozen parameters on the rate."""
     first = finding.first
     if finding.outcome is Outcome.PASSED or first is None or first.what not in (*_READINGS, *_RESULTS, What.LAST):
         return finding
@@ -87,7 +87,7 @@ class _End:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the parameters of the last saves are none with which the last attempt began, or an earlier had."""
+        """Whether the parameters of the last saves are new: neither this attempt nor an earlier one began with them."""
         before = [_trained(state) for state in self._before]
         own = [_trained(state) for state in self._saves.values()]
         return bool(own) and all(own) and not any(sums in before for sums in own)
@@ -103,7 +103,8 @@ class _End:
         )
 
     def _is_last(self, rank: int) -> bool:
-        """Whether this rank's last save came after its last step; or that of another rank with the same parameters."""
+        """Whether this rank's last save came after its last step, or such a save of another rank with the same
+        parameters."""
         own = self._steps[rank]
         return any(
             (state.event.step or 0) >= self._steps[saver].local_step and self._steps[saver].parameters == own.parameters

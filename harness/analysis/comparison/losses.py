@@ -374,8 +374,7 @@ def _list(ranks: set[int]) -> str:
 
 
 def first_of(first: Difference, cause: Cause) -> First:
-    """The loss as what went wrong first. If it came before the samples that differ, it does not follow from them: they
-    follow from it."""
+    """The loss, as what went wrong first: a loss that came before the samples that differ does not follow from them."""
     return First(What.LOSSES if cause.before_samples else What(first.what), first.step)
 
 

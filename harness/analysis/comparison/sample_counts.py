@@ -67,7 +67,7 @@ def have_other_contents(mine: Mapping[int, Execution], others: Mapping[int, Exec
 
 
 def _indices_of(steps: StepTable) -> dict[Hashable, set[Hashable]]:
-    """By digest, all indices with which it came."""
+    """For each digest of a sample, all indices of the data set with which it was seen."""
     found: dict[Hashable, set[Hashable]] = {}
     for by_rank in steps.values():
         for sample, index in _named_contents(by_rank):

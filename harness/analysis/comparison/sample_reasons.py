@@ -263,7 +263,7 @@ def differ_somehow(ours: StepTable, theirs: StepTable, step: int) -> Finding:
 
 
 def _of_one_alone(ours: StepTable, theirs: StepTable, step: int) -> Finding | None:
-    """The failure of a step that only one of run and twin made; None if both made it."""
+    """The failure if only the run, or only the twin, made this step; None if both did."""
     if step in ours and step in theirs:
         return None
     mine, last, twins = step in ours, max(ours, default=0), max(theirs, default=0)

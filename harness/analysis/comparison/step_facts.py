@@ -107,7 +107,7 @@ def with_samples_of_their_own(since: Sequence[int], twins: Sequence[Steps]) -> f
 
 
 def samples_fact(since: Sequence[int], ours: Steps, theirs: Steps, noisy: Collection[int] = ()) -> Fact | None:
-    """The first step that was given other samples than in the twin. `noisy`: steps whose samples differ between the
+    """The first step that consumed other samples than in the twin. `noisy`: steps whose samples differ between the
     twins too; in these, only indices count."""
     wholes = [StepTable.of(ours), StepTable.of(theirs)]
     if are_copied(wholes[1]):
@@ -171,8 +171,8 @@ def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
 
 
 def skipped_update(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | None:
-    """The first step that made an update in only one of run and twin. A GradScaler skips an update if the gradients
-    are not finite."""
+    """The first step that made an update in the run and not in the twin, or the other way round. A GradScaler skips an
+    update if the gradients are not finite."""
     other = other_in(since, ours, theirs, "opt_step", "sched_step", "lr")
     near = sorted({*other, *(step - 1 for step in other)}.intersection(since))  # a schedule goes on after the step
     for step, run, twin in pairs(near, ours, theirs):
@@ -198,8 +198,8 @@ def no_update(since: Sequence[int], ours: Steps, theirs: Steps) -> Fact | None:
 def counter_fact(
     since: Sequence[int], ours: Steps, theirs: Steps, claim: str, read: Callable[[Execution], float | None], base: int
 ) -> Fact | None:  # fmt: skip
-    """The first step after which the counter is not the twin's. None if the counter is right: it lacks just the steps
-    that were skipped since the resume, as a GradScaler skips them."""
+    """The first step after which the counter is not the twin's. None if the difference is just the number of steps that
+    were skipped since the resume, as a GradScaler skips steps."""
     lacks: dict[int, tuple[int, int]] = {}  # by rank: the last step after which the counters differed, and by how much
     for step, run, twin in pairs(other_in(since, ours, theirs, "opt_step", "sched_step"), ours, theirs):
         mine, twins = read(run), read(twin)

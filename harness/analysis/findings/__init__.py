@@ -1,2 +1,2 @@
-"""The questions of assertions about a run: about its resumes, checkpoints, samples, parameters and learning rates. An
-assertion, also of another package, asks such a question with the bounds of the scenario, and gets a `Finding`."""
+"""Functions with which assertions check a run: its resumes, checkpoints, samples, parameters and learning rates. An
+assertion, also of another package, passes the bounds of the scenario and gets a `Finding`."""

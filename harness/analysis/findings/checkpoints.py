@@ -49,8 +49,8 @@ _BLIND = "without a twin, checkpoints that are whole but have wrong contents can
 
 
 class Checkpoints:
-    """The checkpoints that a run left, beside those of its twins. Each question has a finding, or None if nothing is
-    wrong."""
+    """The checkpoints that a run left, compared with those of its twins. Each method returns a finding, or None if
+    nothing is wrong."""
 
     def __init__(self, run: Record, twins: Sequence[Record]) -> None:
         self._run, self._twins = run, twins
@@ -345,7 +345,7 @@ def _as_in_the_twin(
 
 
 def _doubt(made: Compared) -> str:
-    """Why the compared contents may differ by chance. Empty if nothing may."""
+    """Why chance may explain that the contents differ. Empty if it can't."""
     if made.noisy:
         return f"the twins differ too much from each other to judge {listed(made.noisy)}"
     if made.doubtful:

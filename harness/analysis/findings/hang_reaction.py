@@ -42,7 +42,7 @@ class HangReaction:
         return passed(f"{who} noticed {after:.2f} s after the fault", **measured)
 
     def _first_of(self, entry: dict[str, Any]) -> tuple[str, float | None]:
-        """Which of those in `by` noticed first, and after how many seconds. None: nobody noticed."""
+        """Who of `by` noticed first, and after how many seconds. None: nobody noticed."""
         if self.by == "job":
             return "the job's own time-out", entry["job"]
         return (
@@ -81,7 +81,7 @@ class HangReaction:
         return None
 
     def _noticed(self, run: Record, stall: Stall) -> dict[str, Any]:
-        """The seconds from the fault until the job or an observer noticed it. None: nobody noticed."""
+        """The seconds from the fault until the hang was noticed: by the job or by an observer. None: nobody noticed."""
         job = _first(run, replace(stall, until_s=stall.until_s + stall.died * _LATE_S), self._is_of_the_job)
         ours = _first(run, stall, lambda e: e.kind is Kind.HANG_DECLARED)
         suspected = _first(run, stall, lambda e: e.kind is Kind.HANG_SUSPECTED)

@@ -243,8 +243,8 @@ def _ratio(own: Times, usual: Times, keys: set[tuple[int, int]]) -> float:
 
 
 def _slowest(own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> float:
-    """The largest ratio of own to usual times, over as many steps in a row as the fault lasted, or as there are before
-    the fault if these are fewer."""
+    """The largest ratio of the run's times to the usual times, over as many steps in a row as the fault lasted, or as
+    there are before the fault if these are fewer."""
     steps = sorted({step for step, _ in before})
     size = min(length, len(steps))
     windows = (set(steps[first : first + size]) for first in range(len(steps) - size + 1))

@@ -1,4 +1,4 @@
-"""Where the attempts of a run went on, and what they lost."""
+"""Judges from which step the attempts of a run continued, and what they lost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Resumes:
 
 
 class _OneResume:
-    """One resume. Its questions are asked one after the other; the first that has an answer makes the finding."""
+    """One resume. Its checks are made one after the other; the first that finds something makes the finding."""
 
     def __init__(self, run: Record, resume: Resume, allowed: int | None) -> None:
         self._run, self._resume, self._allowed = run, resume, allowed
@@ -116,7 +116,7 @@ class _OneResume:
         return failed(reason, base=self._base, newest=best.step, needless=best.step - self._base)
 
     def _older_weights(self) -> Finding | None:
-        """Finds weights of an earlier step than that from which all else went on."""
+        """Finds weights of an earlier step than the step from which everything else continued."""
         sure = (one for one in self._attempt.witnesses if one.name == STATE and one.fits and one.trust >= 1.0)
         weights = next((max(one.fits) for one in sure), self._base)
         if weights >= self._base:
@@ -238,7 +238,7 @@ def beside_replicas(run: Record) -> Finding | None:
 
 
 def _redone(resume: Resume) -> int:
-    """How many steps had to be done again."""
+    """The number of steps that were done again."""
     return max(0, resume.reached - (resume.attempt.base or 0))
 
 
@@ -261,7 +261,7 @@ def _first_s(run: Record, resume: Resume) -> float | None:
 
 
 def _in_short(run: Record, words: str) -> str:
-    """The words, with paths below the folder of the checkpoints."""
+    """`words`, with paths relative to the folder of the checkpoints."""
     root = root_of(run)
     return words.replace(f"{root}/", "") if root else words
 
@@ -358,8 +358,8 @@ def _gone(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
 
 
 def _then_destroyed(run: Record, resume: Resume, best: SavedCheckpoint) -> str:
-    """A sentence: the attempt did not load this checkpoint, and removed it or wrote over it before it had reached its
-    step again. Empty if that was not seen."""
+    """A sentence: the attempt did not load this checkpoint, and removed it or wrote over it before it had reached the
+    checkpoint's step again. Empty if that was not seen."""
     made = run.history.executions
     here = made.mono_s[(made.attempt == resume.attempt.number) & (made.global_step >= best.step)]
     span = best.whole_s, float(here.min()) if here.size else inf

@@ -131,7 +131,7 @@ def are_taken_over(run: Record, twins: Sequence[Record]) -> bool:
 
 
 def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding | None:
-    """How the samples of one replica differ from the twin's in the steps that the replica made. None: they do not
+    """How the samples of one replica differ from the twin's, in the steps that the replica made. None: they do not
     differ."""
     theirs = twin.history.by_step().without(gone)
     ours, landed = own.history.by_step(), landings(own)
@@ -198,8 +198,8 @@ def _against(
 
 
 def _differ_already(early: StepTable, theirs: StepTable) -> Finding | None:
-    """The finding if a step before the first fault (`early`) consumed other samples than in the twin, which then is no
-    twin. None if there is no such step."""
+    """The finding if a step before the first fault (`early`) consumed other samples than the twin, which then can't be
+    used. None if there is no such step."""
     doubtful = [step for step in not_surely_same(early, theirs) if step in early and step in theirs]
     whole = [step for step in doubtful if early[step].keys() >= theirs[step].keys()]
     seen = [step for step in whole if all_known(early[step]) and all_known(theirs[step])]

@@ -1,8 +1,8 @@
 """Collects everything that must be checked in a checkpoint (CRCs, digests of a manifest, NaN), cuts the files into
 windows, so that each byte is read only once, and reads and checks the windows in several threads.
 
-The chunk of a digest is never split. Everything else is cut where a window ends, because the CRCs of two parts can be
-joined, and so can the parts of a number. Only chunks that overlap each other are read twice.
+A chunk that has a digest is never split; only chunks that overlap each other are read twice. Everything else is cut
+where a window ends: the CRCs of two parts can be combined, and a number that was cut is put together again.
 
 The bytes of a file that are outside the spans of its manifest (headers, directories, padding) have one digest together.
 
@@ -88,7 +88,7 @@ def _of_file(
 
 
 def _bare(places: Iterable[tuple[int, int]], chunks: Sequence[Run[Digest]]) -> Iterator[Run[None]]:
-    """The bytes of the places (start, stop) that are in no chunk, each once and in order."""
+    """The byte ranges that are in `places` (start, stop) and in no chunk. In order, and no byte twice."""
     at, near = 0, 0
     for start, stop in places:
         at = max(at, start)

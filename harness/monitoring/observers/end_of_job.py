@@ -207,7 +207,7 @@ class Leftovers:
 
 
 class _Users:
-    """A probe that collects the pids of the job's processes, and the entries of SHARED that they use."""
+    """A probe that collects the pids of the job's processes, and the files in /dev/shm that they use."""
 
     period_s = _PERIOD_S
 

@@ -1,5 +1,5 @@
 """The witnesses of what a job does: the samples, losses and rates of its first steps, compared with those of earlier
-attempts; and the facts from which a base is determined."""
+attempts; and the facts from which a base is determined. step_evidence.py says what a witness and a base are."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def _values(steps: Executions, column: str, number: str) -> Iterable[tuple[int, 
 
 
 def of_peers(scene: Scene) -> list[Witness]:
-    """The witness of the parameters that another replica had after the same step. It gives numbers to the steps of a
-    replica that got the state of the others, even if nothing in it counts steps."""
+    """Finds the steps of a replica by its parameters: another replica had the same parameters after a step whose number
+    is known. So steps get numbers even if the replica copied its state from a peer and has no step counter."""
     by_rank = dict[int, Said]()
     own: dict[int, dict[int, str]] = defaultdict(dict)
     for execution in scene.start:

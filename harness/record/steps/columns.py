@@ -338,22 +338,22 @@ _OF_LOOSE: Mapping[str, Callable[[Sequence[Execution]], Array]] = {
 
 
 def widened(values: Array, width: int) -> Array:
-    """`losses` or `lr` with more places in each row."""
+    """`losses` or `lr`, with each row padded to `width` columns."""
     if values.shape[1] == width:
         return values
     return np.concatenate([values, np.full((len(values), width - values.shape[1]), ABSENT)], axis=1)
 
 
 def is_none(values: Array) -> Array:
-    """A mask of the places at which `losses` has None."""
+    """A mask: where `losses` has None."""
     return np.asarray(np.ascontiguousarray(values).view(np.uint64) == NONE.view(np.uint64))
 
 
 def lengths(values: Array) -> Array:
-    """The number of places of each row of `losses` or `lr`."""
+    """The number of values in each row of `losses` or `lr`."""
     return np.asarray((~is_absent(values)).sum(1))
 
 
 def is_absent(values: Array) -> Array:
-    """A mask of the places that a step does not have, because its row is shorter."""
+    """A mask: where a row is padded, because it has fewer values."""
     return np.asarray(np.ascontiguousarray(values).view(np.uint64) == ABSENT.view(np.uint64))

@@ -145,7 +145,7 @@ class Executions(Sequence[Execution]):
     # -- parts ---------------------------------------------------------------------------------------------------
 
     def at(self, places: Array | slice) -> Executions:
-        """The steps at these places, or for which this mask is true."""
+        """The steps at these places, or those for which a mask is true."""
         return Executions(self._columns, self._rows[places], self._global_step, self._segment)
 
     def of_attempt(self, number: int | None) -> Executions:
@@ -192,7 +192,7 @@ class Executions(Sequence[Execution]):
         return float(self.mono_s.max()) if len(self) else None
 
     def last_of(self, *names: str) -> Executions:
-        """The last step with each combination of values in these columns, in order of the values."""
+        """For each combination of values in the columns `names`, the last step that has it. Sorted by these values."""
         order = np.lexsort([self.column(name) for name in reversed(names)])
         last = np.zeros(len(order), bool)
         last[-1:] = True
@@ -202,8 +202,8 @@ class Executions(Sequence[Execution]):
         return self.at(order[last])
 
     def place(self, base: int | None, segment: int) -> None:
-        """Gives these steps their global numbers. `base`: global steps before the first step of their segment;
-        `segment`: local steps before it."""
+        """Sets the global numbers of these steps. `base`: the global steps before their segment, None if not known;
+        `segment`: the steps of the attempt before their segment."""
         self._global_step[self._rows] = UNPLACED if base is None else base + self.local_step - segment
         self._segment[self._rows] = segment
 

@@ -83,7 +83,7 @@ class Block:
         return Event(Kind.STEP, self.source, seq, 0.0, mono_s, self.rank, self.attempt, step)
 
     def payload(self, row: int) -> dict[str, Any]:
-        """The payload of the event, with losses that arrived late."""
+        """The payload of the event in line `row`, with training losses that were reported later."""
         found: dict[str, Any] = packed_lines.unpack(self.lines[row])["data"]
         if "nones" in self.own:
             losses, nones = self.own["losses"][row].tolist(), int(self.own["nones"][row])

@@ -68,7 +68,7 @@ def _furthest_behind(history: History) -> list[int]:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the graph. `left` and `width` in percent of the recovery."""
+    """A block of the chart of a recovery. `left` and `width`: in percent of the recovery's duration."""
 
     words: str
     stretch: str  # decides the colour
@@ -84,7 +84,7 @@ class Flame:
 
 
 def flame_of(parts: Mapping[str, float | None]) -> Flame | None:
-    """The graph of a recovery. None if fewer than two of its parts have a duration: there is nothing to compare."""
+    """The chart of a recovery. None if fewer than two of its parts have a duration: there is nothing to compare."""
     seen = [span for span in spans(parts) if span.end_s is not None and span.took_s > 0]
     whole_s = max((span.end_s or 0.0 for span in seen), default=0.0)
     if len(seen) < 2:

@@ -167,8 +167,8 @@ def overview(groups: Mapping[str, Sequence[str]], console: Console) -> None:
 
 
 def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: Console) -> None:
-    """Prints a name and its description. Not `whole`: one line; on a terminal it is cut to the width, elsewhere it is
-    the first sentence."""
+    """Prints a name and its description. `whole`: the full description; otherwise one line: cut to the width on a
+    terminal, only the first sentence elsewhere."""
     first = about if whole else _END_OF_SENTENCE.split(about, maxsplit=1)[0]
     if whole or console.is_terminal:
         pen.row([(pen.text(name, "bold"), width)], pen.text(first), indent=3, most=0 if whole else 1)

@@ -173,9 +173,9 @@ class NetnsNode:
 
 
 class Netns(Launcher):
-    """Each node runs the command unchanged. torchrun takes missing settings from the environment: the number of nodes,
-    and the address of the rendezvous (on the first node, or in an etcd that is started for the nodes). Settings in the
-    scenario or the command are not changed."""
+    """Simulates nodes as network namespaces on this machine. Each node runs the command unchanged. torchrun takes
+    missing settings from the environment: the number of nodes, and the address of the rendezvous (on the first node, or
+    in an etcd that is started for the nodes). Settings in the scenario or the command are not changed."""
 
     name: ClassVar[str] = "netns"
     needs: ClassVar[frozenset[str]] = frozenset({"links"})

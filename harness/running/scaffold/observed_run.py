@@ -181,9 +181,9 @@ class HealthyRun(Stoppable):
         return self._twins.has(0)
 
     def __call__(self, scratch: Path) -> Record | None:
-        """Makes the run, or takes it from the cache. Returns its record, or None if there is none. If the job did not
-        end successfully, `problem` has the reason. `scratch`: an empty folder. Raises ChaosError if the job can't be
-        run."""
+        """Makes the run, or takes it from the cache. Returns its record, or None if the run left no record. If the job
+        did not end successfully, the attribute `problem` says why. `scratch`: an empty folder. Raises ChaosError if the
+        job can't be run."""
         folder = RunDir(scratch)
         (folder.root / "twins").mkdir(parents=True, exist_ok=True)
         if self._twins.give(0, folder):

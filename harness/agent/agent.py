@@ -87,7 +87,7 @@ class Agent:
         return tuple(sorted(wanted))
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any], step: int | None = None) -> wire.Event:
-        """Writes an event. `step` None: the number of iterations completed in this attempt."""
+        """Writes an event. `step`: by default, the number of iterations completed in this attempt."""
         return self._events.emit(kind, data, step=self.steps_over if step is None else step)
 
     def fail(self, hook: str, error: BaseException) -> None:
@@ -154,7 +154,7 @@ class Agent:
             self.triggers.enter(wire.Phase.START)
 
     def started(self, torch_version: str | None) -> None:
-        """Emits the event that describes this rank. `torch_version` None: the rank never imported torch."""
+        """Emits the event that describes this rank. `torch_version`: None if the rank never imported torch."""
         import platform
 
         data = {

@@ -1,7 +1,7 @@
-"""What the agent does when a process of the job starts. In a rank: starts the agent (`start_in_rank`). In the torchrun
-of a job on one node: counts the attempts (`count_attempts`). In that of each node of a job on several nodes: records
-the rounds of the rendezvous (`record_rounds`). Also what has to be done as soon as a module is imported (`PostImport`),
-and the Python stacks of a rank on request (`listen`)."""
+"""The agent's work when a process of the job starts. In a rank: starts the agent (`start_in_rank`). In the torchrun of
+a job on one node: counts the attempts (`count_attempts`). In each node's torchrun of a job on several nodes: records
+the rounds of the rendezvous (`record_rounds`). Also runs code as soon as a module is imported (`PostImport`), and
+writes the Python stacks of a rank on request (`listen`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PostImport:
         sys.meta_path.insert(0, self)
 
     def when(self, name: str, then: Then) -> None:
-        """Calls `then` with the module: now if it is imported already, otherwise at the end of its import."""
+        """Calls `then` with the module: now if it is already imported, otherwise at the end of its import."""
         module = sys.modules.get(name)
         under_way = getattr(getattr(module, "__spec__", None), "_initializing", False) and name not in self._ended
         if module is not None and not under_way:

@@ -29,8 +29,8 @@ Counts = Mapping[Name, int]  # how many operations of each chain are done
 
 @dataclass
 class OpChain:
-    """A sequence of operations. `needs`: for the number of an operation, how many operations of each other chain come
-    before it. An operation that needs no more than the one before it in this chain has no entry."""
+    """A sequence of operations. `needs`: by the number of an operation, how many operations of each other chain come
+    before it. Left out if the previous operation of this chain needs as many."""
 
     name: Name
     by: int | None  # the rank that did the operations
@@ -40,8 +40,7 @@ class OpChain:
 
 
 def op_chains(recording: Recording, fs: FilesystemModel) -> tuple[OpChain, ...]:
-    """The chains, those of ranks first. Needs are complete: what an operation needs, with all that this needs in
-    turn."""
+    """The chains, those of ranks first. `needs` is complete: it includes what the needed operations need."""
     sources: dict[int, set[int]] = {effect.operation.number: set(effect.needs) for effect in fs.effects}
     for a, b in recording.before:
         if b in sources:
@@ -170,9 +169,9 @@ def _positions(chain: OpChain, waited: set[int]) -> RankPositions:
 
 
 def _keys(effects: list[Effect]) -> tuple[list[tuple[object, ...]], dict[int, object]]:
-    """A key for each number of done operations, equal only if the files are: changes of names so far, files written in
-    full, and files in the middle of being written. Also, by index, the writes that may be torn although they write the
-    whole file."""
+    """For each number of done operations, a key that is equal only if the files are: changes of names so far, files
+    written in full, and files in the middle of being written. Also, by index, the writes that may be torn although they
+    write the whole file."""
     episodes: list[list[int]] = []  # indices of the writes of a file without a sync, close or rename between them
     open_: dict[int, list[int]] = {}
     for index, effect in enumerate(effects):
@@ -228,7 +227,7 @@ def alike(chain: RankPositions, other: RankPositions, all_: tuple[RankPositions,
 
 
 def _same_changes(own: tuple[Effect, ...], rank: int, other: tuple[Effect, ...], its: int) -> bool:
-    """Whether these changes are the same, but for sizes and for the rank's number in names."""
+    """Whether these changes are the same, except for sizes and for the number of the rank in names."""
     mine, theirs = _steps(own), _steps(other)
     return len(mine) == len(theirs) and all(
         a.kind is b.kind and _same_name(a.path, rank, b.path, its) and _same_name(a.to or "", rank, b.to or "", its)
@@ -263,7 +262,7 @@ WORK = 20_000_000  # the most operations that are looked at to build all states;
 
 
 def most_of(recording: Recording) -> int:
-    """The most states of a recording that are built. Of a job that writes all the time, there could be far more."""
+    """How many states of a recording are built at most. A job that writes all the time could have far more."""
     return max(500, WORK // max(1, len(recording.operations)))
 
 
@@ -357,8 +356,8 @@ class CrashPoints:
         return sorted(found, key=lambda moment: (sum(moment.positions), moment.positions))
 
     def _all(self) -> Iterator[Combination]:
-        """All combinations of positions that can occur together. If combinations differ only by which of the
-        interchangeable ranks is where, there is only one of them."""
+        """All combinations of positions that can occur together. Combinations that differ only in which of the
+        interchangeable ranks is where count once."""
         level = {(0,) * len(self.chains)}
         levels = sum(len(chain.positions) for chain in self.chains)
         most = min(MOST, max(20, COMBINATIONS // max(1, levels)))
@@ -383,7 +382,7 @@ class CrashPoints:
         return [(index, self.chains[index].first(least)) for index, least in found]
 
     def _sorted(self, positions: Combination) -> Combination:
-        """The same combination with interchangeable ranks in order: the one that has got furthest comes first."""
+        """The same combination with interchangeable ranks in order, the furthest first."""
         found = list(positions)
         for group in self._groups:
             if len(group) > 1:
@@ -399,7 +398,7 @@ class CrashPoints:
         )
 
     def _orbit(self, positions: Combination) -> int:
-        """The number of combinations that are the same but for the order of interchangeable ranks."""
+        """The number of combinations that differ only in the order of interchangeable ranks."""
         found = 1
         for group in self._groups:
             counts = Counter(positions[index] for index in group)

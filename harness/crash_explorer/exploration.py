@@ -101,9 +101,9 @@ def faults_of(plan: Plan) -> tuple[PlannedFault, ...]:
 
 
 def with_damage(choice: Choice, faults: Sequence[PlannedFault], root: Path) -> Choice:
-    """The choice; and in addition, for each of the faults, each of its states after this fault has hit it. `root`: the
-    job's checkpoint folder, in which the states are made in order to be damaged; it is removed in the end. A state
-    without a complete checkpoint can't be hit."""
+    """The choice, and in addition each of its states after it was hit by each of the faults. `root`: the job's
+    checkpoint folder, in which the states are made in order to be damaged; it is removed in the end. A state without a
+    complete checkpoint can't be hit."""
     more = [found for state in choice.states for fault in faults for found in _hit(state, fault, root)]
     shutil.rmtree(root, ignore_errors=True)
     names = ", ".join(fault.inject for fault in faults)
@@ -253,7 +253,7 @@ class Exploration:
         return self._stopped
 
     def _note(self, outcome: Outcome, number: int, of: int, done: dict[tuple[str, str], Outcome]) -> None:
-        """Notes an outcome, unless the exploration was stopped meanwhile."""
+        """Notes an outcome. Does nothing if the exploration was stopped meanwhile."""
         if not self._stopped:
             self._served.check()
             done[_key(outcome)] = outcome
@@ -287,12 +287,10 @@ class Exploration:
 def _in_turn(
     chain: ResumeChain, states: Sequence[State], done: Mapping[tuple[str, str], Outcome]
 ) -> Iterator[tuple[State, Callable[[], Outcome | None]]]:
-    """The states in the order in which they are tried, each with a function that tries it. Some states come twice: a
-    failure of forked ranks is confirmed if a cold start fails too.
-
-    Cold starts take much longer, so most of them come after all forked resumes. The first failure of each class, and
-    failures that may stand for many states, get theirs at once. Failures that a cold start of another state has already
-    shown come last."""
+    """The states in the order in which they are tried, each with a function that tries it. A state comes twice if
+    forked ranks fail from it, because the failure must be confirmed by a cold start. Cold starts take much longer, so
+    most of them come after all forked resumes, and those whose failure a cold start of another state has already shown
+    come last. The first failure of each class, and failures that may stand for many states, are confirmed at once."""
     by_key = {_key(state): state for state in states}
     asked = {one.kind for one in done.values() if not is_suspected(one)}  # classes with a cold start
 

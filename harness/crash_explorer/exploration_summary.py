@@ -164,8 +164,8 @@ class ExplorationSummary:
     @property
     def fatal_s(self) -> float:
         """Seconds of the recorded run in which the death of the job would be fatal: the job would not start again,
-        would hang, or would continue wrongly. Only deaths of processes are counted: for a loss of power, one moment can
-        leave many states."""
+        would hang, or would continue wrongly. Only deaths of processes are counted, because a power loss at one moment
+        can leave many states."""
         return self._fatal_s(self.outcomes)
 
     @property
@@ -238,7 +238,7 @@ def cases_of(found: ExplorationSummary) -> list[Case]:
 
 
 def told(own: Sequence[Outcome]) -> str:
-    """How many states have these outcomes, and the simplest of them; if possible, a confirmed one."""
+    """The number of states with these outcomes, and the simplest of these states; if possible, a confirmed one."""
     many = "1 state" if len(own) == 1 else f"{len(own)} states"
     unconfirmed = sum(map(is_suspected, own))
     some = "" if unconfirmed == len(own) else f"{unconfirmed} of them "
@@ -270,5 +270,5 @@ def result_of(
 
 
 def _length(moments: Iterable[tuple[float, float]]) -> float:
-    """The seconds that these times cover together."""
+    """The length of these times together, in seconds. Overlaps count once."""
     return sum(until - since for since, until in joined(moments))

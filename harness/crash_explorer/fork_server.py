@@ -132,7 +132,7 @@ def _ends(pids: list[int]) -> dict[int, int]:
 
 
 def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
-    """Makes this process look like a rank that torchrun has just started. Returns its `__main__`."""
+    """Makes this process look like a rank that torchrun has just started. Returns the rank's `__main__`."""
     end_with(parent)
     log = os.open(rank["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for fd in (1, 2):
@@ -153,7 +153,7 @@ def become(rank: dict[str, Any], parent: int) -> types.ModuleType:
 
 
 def set_threads() -> None:
-    """Sets the number of threads of torch, which the rank's environment names. The parent has one thread."""
+    """Sets torch's number of threads to the number in the rank's environment. The parent has one thread."""
     wanted, torch = os.environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")
     if torch is not None and wanted.isdecimal() and int(wanted) > 1:
         torch.set_num_threads(int(wanted))

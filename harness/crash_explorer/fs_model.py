@@ -90,7 +90,8 @@ Feature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The states to try. `equal`: for each of them, all states with the same files, of any model, itself first."""
+    """The states to try. `equal`: for each of them, all states of any model with the same files; the state itself comes
+    first."""
 
     equal: tuple[tuple[State, ...], ...]
     there_are: int  # the number of states with different files
@@ -219,7 +220,8 @@ class FilesystemModel:
         return self._kinds[node] == "file"
 
     def before(self, node: int) -> Content:
-        """The content of the file before the recording, or when it was put; empty if it did not exist."""
+        """The content of the file before the recording, or when it was put into the store; empty if it did not
+        exist."""
         return self._first.get(node, Content())
 
     def content(self, node: int, done: int) -> Content:
@@ -241,8 +243,8 @@ class FilesystemModel:
         return changed(self.before(node), changes)
 
     def tree(self, cut: Cut, half: frozenset[int] = frozenset()) -> Tree:
-        """The tree after each rank has done as many of its operations as `cut` says. `half`: numbers of writes that
-        were interrupted: of these, the first half of the bytes is written as well, in whole units of 4096 bytes."""
+        """The tree after each rank has done the number of operations that `cut` says. `half`: the numbers of writes
+        that were interrupted. The first half of their bytes is written as well, in whole units of 4096 bytes."""
         structure = (effect for effect in self._structure if self.has(cut, effect.operation))
         return self.made(structure, lambda node: self._content_at(node, cut, half))
 

@@ -189,7 +189,7 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class ReadSet:
-    """The questions that were asked, as pairs of a question and a path."""
+    """The questions that a process asked of the folder, as pairs of a question and a path."""
 
     asked: frozenset[tuple[Query, str]]
 

@@ -297,7 +297,7 @@ _UNKNOWN = (
 def order(
     operations: Sequence[Operation], stamps: Sequence[Stamp]
 ) -> tuple[frozenset[tuple[int, int]], tuple[str, ...]]:
-    """The order between ranks: pairs (a, b) of numbers of operations, where a ends before b can begin; and sentences
+    """The order between ranks: pairs (a, b) of numbers of operations, where a ends before b can begin. Also sentences
     about what is not known."""
     if len({operation.rank for operation in operations}) < 2:
         return frozenset(), ()
@@ -312,8 +312,8 @@ def order(
 
 
 def _as_seen(operations: Sequence[Operation], unknown: Mapping[int, object]) -> set[tuple[int, int]]:
-    """For processes whose order is `unknown`: pairs of operations, the earlier first, of which one is theirs and the
-    other is of another rank. These pairs keep their operations at the recorded places among all others."""
+    """Pairs of operations, the earlier first: one of a process whose order is `unknown`, and one of another rank. These
+    pairs keep the operations of such processes at their recorded places."""
     pairs = set()
     for way in (operations, operations[::-1]):
         last: dict[int | None, int] = {}

@@ -46,7 +46,7 @@ _SURE = 1 << 20  # bytes; the largest file that auto_da_alloc protects
 
 
 class Persistence(str, Enum):
-    """The models, weakest promise first."""
+    """The models of what a disk keeps, the weakest promise first."""
 
     STRICT = "strict"
     EXT4 = "ext4-ordered"
@@ -231,7 +231,8 @@ def _moments(points: CrashPoints) -> Iterator[tuple[Sequence[Effect], list[tuple
 
 
 def _every(points: CrashPoints) -> int:
-    """Losses are examined after every so many operations: more than 1 if there are too many moments."""
+    """The distance, in operations, between two moments at which losses are examined: more than 1 if there are too many
+    moments."""
     return 1 + TREES * len(points.recording.operations) // most_of(points.recording)
 
 
@@ -277,7 +278,7 @@ def _left_of(
     lost: frozenset[int],
     persistence: Persistence,
 ) -> list[Loss]:
-    """The contents of a file that can be left, without the complete file; the least complete first."""
+    """The contents that can be left of a file, except the complete file; the least complete first."""
     stops = [index for index, change in enumerate(done) if change.operation.number in lost]
     if stops:  # the truncation is not in the journal, so the file is as before it
         before = done[: stops[0]]
@@ -318,8 +319,7 @@ def _span(changes: Sequence[Effect], start: int, end: int) -> tuple[int, int]:
 
 
 def _mixed(new: Content, old: Content, start: int, end: int, size: int | None = None) -> Content:
-    """The new file, with the old bytes from `start` to before `end`. `size`: its size; None: the size of the new
-    file."""
+    """The new file, with bytes `start` to `end` - 1 of the old. `size`: its size; None: the size of the new file."""
     mixed = new.zeroed(start, end)
     for extent in old.between(start, end):
         mixed = mixed.written(extent)

@@ -1,5 +1,5 @@
-"""What the servers of the checkpoint folder share. A server is started for each resume and must start quickly, so this
-module imports little.
+"""The code that the servers of the checkpoint folder share. A server is started for each resume and must start quickly,
+so this module imports little.
 
 A server needs a permit before it covers the folder: the undo of its mount must be on disk first. A server whose harness
 has died gets no permit. While a job runs, a recording is written to the files `operations` (a line for each operation),
@@ -67,8 +67,8 @@ class TreeRemoval:
         return bool(self._open)
 
     def keeps(self, ask: Query, path: str, at_s: float) -> bool:
-        """Keeps a question back if it counts only in case the folder is not removed after all, and returns whether it
-        does. Such a question asks what is there just before this is removed, or whether the folder itself is there."""
+        """Whether a question is kept back, because it counts only if the folder is not removed after all. Such a
+        question asks what a path is just before its removal, or whether the folder itself is there."""
         inside = ask is Query.KIND and self._open[-1].has(path)
         if inside:
             self._open[-1].notes.append((ask, path, at_s))

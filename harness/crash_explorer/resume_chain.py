@@ -5,10 +5,11 @@
     WarmResumes     new interpreters, if the launcher has shown the same failure before, and as long as they show it
     LauncherResume  the job's own launcher
 
-If a state gives the same answers to all questions that a resume from another state asked of the checkpoint folder, the
-events and files of that resume are used for this state too. They are judged with this state's own death, because the
-verdict depends on it: a start from scratch is right before the first checkpoint, and lost work after it. If the job
-failed from one state before its first step, it fails in the same way from each state that gives the same answers."""
+A resume asks questions of the checkpoint folder: which files are there, and what is in them. If another state gives the
+same answers to all of them, the events and files of that resume are used for the other state too. They are judged with
+the other state's own death, because the verdict depends on it: a start from scratch is right before the first
+checkpoint, and lost work after it. If the job failed from one state before its first step, it fails in the same way
+from each state that gives the same answers."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class ResumeChain:
 
     @property
     def doubt(self) -> str:
-        """Why no resume stands for other states, as a sentence. Empty if resumes may."""
+        """Why no resume may be used for other states, as a sentence. Empty if resumes may be."""
         return self._reused.doubt
 
     @property
@@ -91,8 +92,8 @@ class ResumeChain:
         return found and with_proof(found, self._done.values())
 
     def confirm(self, state: State, suspected: Outcome) -> Outcome | None:
-        """The outcome of a state from which forked ranks have failed: by what other starts have shown meanwhile, or by
-        a start of the job."""
+        """The outcome of a state from which forked ranks have failed: from starts of other states since then, or else
+        from a start of the job."""
         found = with_proof(suspected, self._done.values())
         if is_suspected(found):
             found = self._reused_outcome(state) or suspected
@@ -122,7 +123,7 @@ class ResumeChain:
         return found
 
     def _learn(self, state: State, made: Resume, suspected: Outcome | None) -> None:
-        """Keeps a start of the job that may stand for starts from other states."""
+        """Keeps a start of the job whose result may hold for other states."""
         same = suspected is None or failure(suspected) == failure(made.outcome)
         if not made.reads:
             return
@@ -136,7 +137,7 @@ class ResumeChain:
         return self._reused.of(state, self._done, self._forks)
 
     def _by_interpreters(self, state: State, again: bool, suspected: Outcome) -> Resume | None:
-        """A resume by new interpreters. None if these must not decide."""
+        """A resume by new interpreters. None if their result must not count."""
         known = any(not one.warm and failure(one) == failure(suspected) for one in self._done.values())
         made = self._forks.new_interpreters(state, again, self._reused.every) if known and self._forks else None
         return made if made and failure(made.outcome) == failure(suspected) else None
@@ -148,7 +149,7 @@ _STANDS = (OutcomeClass.RIGHT, OutcomeClass.LOST_WORK, OutcomeClass.WRONG)
 
 @dataclass(frozen=True)
 class CachedResume:
-    """One resume that may stand for others."""
+    """One resume whose result may hold for other states."""
 
     state: State
     questions: ReadSet
@@ -160,7 +161,7 @@ class CachedResume:
 
 
 class ResumeCache:
-    """The resumes that may stand for others, of one exploration."""
+    """The resumes of one exploration whose results may hold for other states."""
 
     def __init__(self, runs: ResumeRuns, home: Path) -> None:
         self._runs, self._home = runs, home
@@ -277,8 +278,8 @@ def _remove(path: Path) -> None:
 
 
 class FailureCache:
-    """The failures that may stand for those of other states. The file `looks.jsonl` keeps them for an exploration that
-    is continued."""
+    """The failures that may hold for other states. The file `looks.jsonl` keeps them for an exploration that is
+    continued."""
 
     def __init__(self, home: Path, states: Sequence[State]) -> None:
         self._path = home / "looks.jsonl"
@@ -331,7 +332,7 @@ class ReusedResumes:
 
     @property
     def tracers(self) -> ReadTracers | None:
-        """The tracers that note the questions of the next resume. None if noting, which takes time, has saved no
+        """The tracers that note the questions of the next resume. None if the notes, which take time, have saved no
         resumes so far."""
         return self.every if self._resumes and self._kept <= _FIRST + self._skipped else None
 
@@ -352,7 +353,8 @@ class ReusedResumes:
         self, state: State, done: Mapping[tuple[str, str], Outcome], resume: Callable[[State], Resume | None] | None
     ) -> Outcome | None:
         """The outcome of this state by a resume from another state; None if there is none. The first such outcome is
-        checked by `resume`. If the check differs, resumes that trained stand for no other state from then on."""
+        checked by `resume`. If the check gives another outcome, resumes that trained are no longer used for other
+        states."""
         found = self._failures.of(state, self._runs.died_at, done)
         if found or self._resumes is None:
             return found

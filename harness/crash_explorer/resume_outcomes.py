@@ -23,7 +23,7 @@ from torchaos.harness.record.result import ExitCode, Result, Verdict
 
 
 class OutcomeClass(str, Enum):
-    """What a resume from one state led to. The worst member is first, the best last."""
+    """The result of a resume from one state. The worst member is first, the best last."""
 
     WRONG = "silently wrong"  # it continued, and its results or checkpoints differ from a run without the death
     WONT_START = "won't start"  # it ended before it got past the step of the death
@@ -149,7 +149,7 @@ def _not_beyond(run: Record, result: Result) -> Seen:
 
 
 def _came_back(run: Record, result: Result) -> bool:
-    """Whether the job got past the step in which it had died or, if it had made no step, made one."""
+    """Whether the job got past the step in which it had died. If the job had made no step: whether it made a step."""
     if _hit(run) is None:
         started_s = synthetic_crash.death_s(run)
         reached = run.history.highest_step(before_s=started_s) or 0
@@ -214,7 +214,7 @@ def is_suspected(outcome: Outcome) -> bool:
 
 def with_proof(found: Outcome, before: Iterable[Outcome]) -> Outcome:
     """The same outcome. `shown_by` is set if the failure counts without a cold start of its own: a cold start of an
-    earlier state has shown it, and forked ranks had printed the same lines there."""
+    earlier state has shown the failure, and forked ranks of that state had printed the same lines."""
     if not is_suspected(found) or not found.printed:
         return found
     shown = (one for one in before if not one.warm and not one.like and one.printed == found.printed)
@@ -223,7 +223,7 @@ def with_proof(found: Outcome, before: Iterable[Outcome]) -> Outcome:
 
 
 def failure(outcome: Outcome) -> tuple[str, ...]:
-    """What failed, without numbers."""
+    """A key that is equal for equal failures: class, assertion, and the reason without its numbers."""
     return outcome.kind, outcome.assertion, re.sub(r"\d+", "", outcome.reason)
 
 
@@ -237,8 +237,8 @@ def may_pay(suspected: Outcome, before: Collection[Outcome]) -> bool:
 
 
 def each_kind_first(outcomes: Sequence[Outcome], confirmed: Collection[OutcomeClass]) -> list[Outcome]:
-    """The same outcomes in another order: first one of each class that is not confirmed, then one of each kind of
-    failure, then a second one of each, and so on."""
+    """The same outcomes in another order: first an outcome of each class that is not confirmed; then an outcome of each
+    kind of failure, a second of each, and so on."""
     seen, classes = Counter[tuple[str, ...]](), {*confirmed}
     rounds: list[tuple[int, Outcome]] = []
     for outcome in outcomes:

@@ -1,7 +1,7 @@
-"""How the job is really resumed. Cold: its own launcher starts it on the files that a death left, until it has shown
-enough, or hangs. Warm: its ranks are forked instead. One of the first states is resumed both ways, and the two resumes
-must be equal, bit for bit. If they differ, or if ranks can't be forked, all states are resumed cold, and the report
-says why."""
+"""Resumes the job for real. Cold: its own launcher starts it on the files that a death left, until it has shown enough,
+or hangs. Warm: its ranks are forked instead. One of the first states is resumed both ways, and the two resumes must be
+equal, bit for bit. If they differ, or if ranks can't be forked, all states are resumed cold, and the report says
+why."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ _TRIES = 3  # the most states that are resumed cold, until one succeeds with whi
 
 
 class WarmResumes:
-    """Makes warm resumes, one after the other. A call with a state returns its resume. At first this is a cold resume,
-    until one is right; that state is also resumed warm, and the two are compared. Returns None if ranks can't be
-    forked, or if the two differed. `stop` may be called from a signal handler."""
+    """Makes warm resumes, one after the other. A call with a state returns its resume. The first calls make cold
+    resumes, until a resume is right; its state is also resumed warm, and the two are compared. Returns None if ranks
+    can't be forked, or if the two differed. `stop` may be called from a signal handler."""
 
     def __init__(
         self, runs: ResumeRuns, cold: LauncherResume, beyond: int, home: Path, right: State | None = None

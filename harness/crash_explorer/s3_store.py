@@ -90,8 +90,8 @@ class Asked:
             yield self.path
 
     def refused(self, is_there: bool) -> web.Response | None:
-        """The answer to a request that the store can't carry out; None if it can. `is_there`: whether its object
-        exists."""
+        """The answer to a request that the store can't carry out; None if it can. `is_there`: whether the object of the
+        request exists."""
         changes = self.method in _CHANGES
         unknown = self.query - _KNOWN if changes else self.query & _ELSEWHERE
         form = self.method == "POST" and not self.query
@@ -211,8 +211,8 @@ _END_S = 60.0
 
 
 def in_folder(plan: Plan) -> Plan:
-    """The plan; if its checkpoints are in an S3 store, with a folder below {run} in their place. `StoreServer` serves
-    that folder to the job. Raises UsageError if the job can't have such a store."""
+    """The plan. If its checkpoints are in an S3 store, they are replaced by a folder below {run}, which `StoreServer`
+    serves to the job. Raises UsageError if the job can't have such a store."""
     job, place = plan.job, plan.job.checkpoints or ""
     if "://" not in place:
         return plan

@@ -52,8 +52,8 @@ def final_path(path: str) -> str:
 
 
 def may_be_whole(path: str) -> bool:
-    """Whether a name may be that of a whole checkpoint. It is not if it marks an unfinished checkpoint, or a part of
-    one."""
+    """Whether a checkpoint with this name may be whole. False if the name marks an unfinished checkpoint, or a part of
+    a checkpoint."""
     return final_path(path) == path and not _IS_PART.search(posixpath.basename(path))
 
 
@@ -82,7 +82,7 @@ _COPY = re.compile(r"best|(^|[._-])ema([._-]|\d|$)", re.I)
 
 
 def name_of_all(paths: Sequence[str], others: Iterable[str] | None = None) -> str:
-    """The name of a checkpoint with these files. It is the name of its folder, if that holds several files, and nothing
+    """The name of a checkpoint with these files: its folder, if this folder holds several of the files and nothing
     else. `others`: the paths of other checkpoints; None: not known."""
     main = main_of(paths)
     folder = posixpath.dirname(main)
@@ -93,12 +93,12 @@ def name_of_all(paths: Sequence[str], others: Iterable[str] | None = None) -> st
 
 
 def main_of(paths: Sequence[str]) -> str:
-    """The path, of these, that most likely holds the model, by its name. If none does: the first."""
+    """The path that, by its name, most likely holds the model. If none does: the first."""
     return min(paths, key=lambda path: (*main_first(path), number_in_name(path) is None))
 
 
 def is_copy(path: str) -> bool:
-    """Whether a file holds a copy of a model that is in another file, by its name."""
+    """Whether the name of a file marks a copy of a model that is in another file."""
     return bool(_COPY.search(posixpath.basename(path)))
 
 

@@ -82,7 +82,8 @@ print(json.dumps([(d.metadata["Name"], d.version, folder(d)) for d in m.distribu
 
 
 def _asked(python: str, code: str) -> list[Any]:
-    """The list that the code prints as JSON. Empty if the interpreter can't be asked."""
+    """Runs `code` in the interpreter, and returns the list that it prints as JSON. Empty if the interpreter can't be
+    run."""
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
         return list(json.loads(done.stdout))

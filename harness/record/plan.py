@@ -277,7 +277,7 @@ def seconds_in_words(seconds: float | None) -> str:
 
 
 def rounded(seconds: float) -> str:
-    """Seconds with the digits that reports show: two decimals, or none for a whole number, whatever the size."""
+    """Seconds as reports show them: two decimals, or none for a whole number. The same for short and long times."""
     return f"{seconds:.2f}".removesuffix(".00") + " s"
 
 

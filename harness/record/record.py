@@ -51,12 +51,12 @@ class Record(RunEvents):
         return self.history_with(None)
 
     def history_with(self, twin: History | None) -> History:
-        """The history, with the help of a twin's."""
+        """The history. A twin helps to find its global steps."""
         return History.of(self.events, twin, self.peers, self.hit_elsewhere_s, self.program_returns)
 
     def beside(self, twins: Sequence[Record]) -> Record:
-        """The record for a comparison with twins: where their program puts an older state back, so does this run's, and
-        no fault is the reason."""
+        """The record for a comparison with twins: if their program puts an older state back at some step, this run does
+        it there for the same reason, and not because of a fault."""
         if self.plan.job.replicas > 1 or not any(part.after for part in self.history.segments):
             return self
         of_twins = frozenset().union(*(twin.history.program_returns for twin in twins))
@@ -119,8 +119,9 @@ class Record(RunEvents):
 
 
 def _log_end(folder: RunDir) -> tuple[str, ...]:
-    """The ends of the last submission's logs; empty if there are none. If each node has a log: for each failure of an
-    attempt, counted from the end, what all nodes wrote up to it, and then what they wrote after it."""
+    """The last lines of the logs of the last submission; empty if there are none. With a log for each node: for each
+    failure of an attempt, counted from the end, the lines of all nodes up to the failure, and then the lines after the
+    last."""
     submissions = defaultdict[int, list[Path]](list)
     for path in sorted(folder.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name)):
         if (number := path.name[len("job-") :].partition(".")[0]).isdecimal():
@@ -131,7 +132,8 @@ def _log_end(folder: RunDir) -> tuple[str, ...]:
 
 
 def _up_to_failures(log: Path) -> list[list[str]]:
-    """The lines at the end of a log, up to each failure of a rank that torchelastic reports, and after the last."""
+    """The last lines of a log in parts: one up to each failure of a rank that torchelastic reports, and one after the
+    last."""
     with open(log, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
         lines = mask(file.read(_LOG_END).decode(errors="replace")).splitlines()
@@ -163,8 +165,8 @@ def events_of(events: Iterable[Event], job: PlannedJob, replica: int) -> Iterato
 
 
 def _with_peers(parts: list[Record]) -> list[Record]:
-    """The records of replicas. Each has, as `peers`, the steps of the replicas that began before it; if that is not
-    enough to give its steps global numbers, those of all others."""
+    """The records of replicas. Each has, as `peers`, the steps of the replicas that began before it; of all other
+    replicas, if these are needed to give its steps global numbers."""
     begun = {number: part.history.executions.first_s() or inf for number, part in enumerate(parts)}
     done: dict[int, Executions] = {}
     for number in sorted(begun, key=begun.__getitem__):

@@ -24,7 +24,7 @@ class Verdict(str, Enum):
 
 
 def verdicts_in_words(verdicts: Iterable[Verdict]) -> str:
-    """How many there are of each verdict: `3 passed, 1 failed`."""
+    """The number of each verdict: `3 passed, 1 failed`."""
     every = list(verdicts)
     return ", ".join(f"{every.count(one)} {one.value}" for one in Verdict if one in every)
 

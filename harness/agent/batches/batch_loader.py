@@ -123,7 +123,7 @@ class LoaderHook:
         agent.enter(Phase.DATA)
 
     def _loop_goes_on(self, iterator: Any, value: Any) -> None:
-        """The training loop gets the batch. Without a wrapped model, its forward begins now."""
+        """Must be called when the training loop gets the batch. Without a wrapped model, its forward begins now."""
         agent = self._agent
         if agent.lasting.on_batch:
             agent.lasting.receive(value)

@@ -61,15 +61,15 @@ class BatchRing:
         return bool(self._fetched)
 
     def hand_over(self, views: Sequence[SampleView]) -> None:
-        """Records that the loop takes from a thread the batch that has these tensors."""
+        """Records that the loop takes a batch from a thread: the batch that has these tensors."""
         batch = _of_all(views, list(self._fetched))
         if batch is not None:
             self._handed_over = True
             self._take(batch)
 
     def owner(self, tensors: Iterable[Any]) -> Batch | None:
-        """The untrained batch that was received with exactly these tensor objects, if they are unchanged. None if that
-        can't be decided; then `match` compares contents, which takes longer."""
+        """The untrained batch that was received with exactly these tensor objects, if the tensors are unchanged. None
+        if that can't be decided; then `match` compares contents, which takes longer."""
         owners = set()
         for tensor in tensors:
             known, batch = self._tensors.get(id(tensor), (None, None))
@@ -124,7 +124,7 @@ class BatchRing:
         return self._count - self._ahead
 
     def pass_over(self, handed_out: int) -> None:
-        """Records that the first `handed_out` batches will not be trained on; only the newest of them still may be, in
+        """Records that the first `handed_out` batches will not be trained on. Only the newest of these may still be, in
         another try."""
         for batch in list(self._received)[: max(0, len(self._received) - (self._count - handed_out))]:
             if not batch.used:

@@ -65,7 +65,8 @@ class ForwardHook:
         state._root_pre_forward = _root_pre_forward
 
     def patch_pipelines(self, module: ModuleType) -> None:
-        """Patches the stages of torch's pipelines: the forward by which a stage finds out its shapes gets no data."""
+        """Patches the stages of torch's pipelines: a stage finds out its shapes by a forward, which must not count
+        because it gets no data."""
         stage = module.PipelineStage
         for name in ("_forward_metadata_inference", "_shape_inference"):  # newer, and older, versions of torch
             if name in vars(stage):
@@ -169,7 +170,7 @@ class ForwardHook:
 def _trains(torch: Any, model: Any, inputs: tuple[Any, ...]) -> bool:
     """Whether this call begins a forward of the loop in training: the model has something to learn, and no input comes
     from the forward of another model. False for calls that activation checkpointing repeats in the backward, and for
-    what torch traces or transforms, which is no data."""
+    calls by which torch traces or transforms, because these get no data."""
     if not (torch.is_grad_enabled() and model.training) or torch._C._current_graph_task_id() != -1:
         return False
     level: Callable[[], Any] = getattr(torch._C._functorch, "maybe_current_level", _no_level)

@@ -42,7 +42,7 @@ class KnownTensor(NamedTuple):
 
 @dataclass(eq=False)
 class Batch:
-    """What is kept of a batch. It keeps no tensor alive."""
+    """The facts that are kept about a batch. They keep no tensor alive."""
 
     samples: bytes | None  # a digest for each row, of ROW bytes; None: the batch could not be read
     indices: tuple[int, ...] | None = None
@@ -90,8 +90,8 @@ class SampleView:
         return self._data
 
     def mark(self) -> int:
-        """A hash of the contents. Within this process, equal contents have equal hashes. The address would not do,
-        because memory is reused."""
+        """A hash of the contents. Within this process, equal contents have equal hashes. (An address is no identity,
+        because memory is reused.)"""
         return _mark(self.data())
 
     def to_keep(self) -> int | bytes:

@@ -78,11 +78,10 @@ class Call:
         self, through: Callable[[], Any], site: Any, patience_s: float, started: Callable[[str | None], None]
     ) -> Any:
         """Starts this collective (`through`) after the rank's next collective, or after `patience_s` seconds. Returns
-        what the caller gets. For use in `instead`.
+        what the caller gets. For use in `instead`. Functional collectives are not delayed.
 
-        Right before the start, calls `started` with the name of that next operation, or with None after `patience_s`
-        seconds; before and not after, because the wrong order may kill the rank at once. Functional collectives are not
-        delayed."""
+        Right before the start, calls `started` with the name of the next collective, or with None after `patience_s`
+        seconds. Not after the start, because the wrong order may kill the rank at once."""
         torch: Any = import_module("torch")
         if not self.has_work:  # functional: its result must exist at once
             started(None)
@@ -119,7 +118,8 @@ class Call:
         return first is not None and bool(first.is_cpu)
 
     def matches(self, wanted: Collectives) -> bool:
-        """Whether the filter accepts this call. A send or recv has to be asked for: it is no collective."""
+        """Whether the filter accepts this call. A send or recv is no collective, so the filter must ask for it by
+        name."""
         if wanted.operation != self.op and (wanted.operation is not None or self.op in MESSAGES):
             return False
         if wanted.group is not None and wanted.group not in (self.group_name, getattr(self.group, "group_desc", None)):
@@ -178,8 +178,8 @@ def _tensors(call: Call) -> list[Any]:
 
 
 def _like(torch: Any, call: Call) -> Any:
-    """What the caller of a functional collective gets if the collective is never started: zeros in the shape of the
-    result. For an in-place collective: its own tensor."""
+    """The result that the caller of a functional collective gets if the collective is never started: zeros in the shape
+    of the result. For an in-place collective: the caller's own tensor."""
     if call.packet._schema.name.endswith(("_", "_out")):
         return call.args[-1] if call.packet._schema.name.endswith("_out") else call.args[0]
 

@@ -167,8 +167,8 @@ _HOLDERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.di
 
 
 class GroupHook:
-    """Reports that this rank has joined the default process group, and how long that took. When the job leaves
-    the group, looks once more whether it has changed its parameters: the last step may not have been seen yet, and the
+    """Reports that this rank has joined the default process group, and how long that took. When the job leaves the
+    group, looks once more whether the job has changed its parameters: the last step may not have been seen yet, and the
     model may be gone when the process ends."""
 
     def __init__(self, agent: Agent) -> None:
@@ -297,8 +297,8 @@ class CollectiveHook:
 
 
 def calls(packet: Any) -> Callable[..., Any]:
-    """A function that calls the operator through the dispatcher without the GIL, as `packet` itself does, but in a
-    sixth of the time: it does not look for overloads, or for classes of tensors that replace functions."""
+    """A function that calls the operator through the dispatcher without the GIL, as `packet` itself does, in a sixth of
+    the time: it looks neither for overloads nor for classes of tensors that replace functions."""
     torch: Any = import_module("torch")
 
     call = getattr(torch._C, "_dispatch_call_boxed", None)

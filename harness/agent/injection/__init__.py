@@ -1,1 +1,1 @@
-"""Faults in this rank: what fires them at their Moments, and what an injector works with."""
+"""Faults in this rank: what fires a fault at its Moment, and what an injector works with."""

@@ -1,8 +1,8 @@
-"""Fires the faults of this rank at their Moments: applies a fault here, or holds the rank while the harness applies a
-fault from outside.
+"""Fires the faults of this rank: when the Moment of a fault has come (its attempt, step and phase), applies the fault
+here, or holds the rank while the harness applies the fault from outside.
 
-The control page outlives the rank. It counts how often the fault has fired, so that a restarted rank does not fire it
-again."""
+Each fault has a control page, a small file in shared memory that outlives the rank. It counts how often the fault has
+fired, so that a restarted rank does not fire the fault again."""
 
 from __future__ import annotations
 
@@ -77,8 +77,7 @@ class FaultTriggers:
         return when.pacer == self._agent.who.rank and when.attempt in (None, self._agent.who.attempt)
 
     def load(self) -> None:
-        """Opens the control page of each fault (the file through which the harness controls it) and imports the
-        injectors, long before a fault can fire, so that firing is fast."""
+        """Opens the control pages and imports the injectors, long before a fault can fire, so that firing is fast."""
         for trigger in self.mine:
             try:
                 pending = Pending(trigger)
@@ -96,10 +95,12 @@ class FaultTriggers:
         return None if self.base is None else self.base + self._agent.steps_over + 1
 
     def loaded(self) -> None:
-        """Must be called when a checkpoint was loaded: the number of the next step may change. Before the first step of
-        the process, the number is unknown until the harness writes the attempt's base to the control page, after that
-        step. Later, it follows from the step counter of an optimizer whose state was loaded too. Does nothing if no
-        fault that names a step can still fire."""
+        """Must be called when a checkpoint was loaded: the number of the next step may change. Does nothing if no fault
+        that names a step can still fire.
+
+        Before the first step of the process, the number becomes unknown; after that step, the harness writes the
+        attempt's base to the control page. Later, the number follows from the step counter of an optimizer whose state
+        was loaded too."""
         if not self._waits_for_a_step():
             return
         if self._agent.steps_over == 0:
@@ -144,7 +145,8 @@ class FaultTriggers:
             self._select_current()
 
     def _miss_if_lost(self) -> None:
-        """Must be called when the job goes on."""
+        """Must be called when the job goes on. If the number of the step is not known, the faults that name a step are
+        missed."""
         if self._lost_after is not None:
             after, self._lost_after = self._lost_after, None
             for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
@@ -253,8 +255,8 @@ class FaultTriggers:
             self._missed(pending.trigger, "the time to hold the rank was over: the rank went on by itself")
 
     def _ask_for_base(self) -> None:
-        """Reads from a control page how many global steps there were before this attempt. The harness knows it when the
-        first step after a load is over."""
+        """Reads from a control page how many global steps there were before this attempt. The harness knows this number
+        when the first step after a load is over."""
         for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
             if wait_until(partial(self._base_is_known, pending), time.monotonic() + pending.when.hold_s):
                 self.base = self._start = pending.page.read(ControlPage.BASE)

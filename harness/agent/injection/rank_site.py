@@ -1,8 +1,8 @@
-"""What an injector in a rank works with: the site at which it is applied (`RankSite`), and the lease of a fault that
-lasts (`Lease`). Also how the agent loads an injector (`load`). Standard library only.
+"""The tools of an injector in a rank: the site at which it is applied (`RankSite`), and the lease of a lasting fault
+(`Lease`). Also how the agent loads an injector (`load`). Standard library only.
 
-To undo a fault that lasts, the harness, the reaper or `torchaos recover` writes to its control page. If none of these
-is alive, the fault ends with its lease."""
+To undo a lasting fault, the harness, the reaper or `torchaos recover` writes to the fault's control page. If none of
+these is alive, the fault ends with its lease."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Once:
 
 
 class LastingFaults:
-    """The functions that lasting faults run at each collective and after each step. `on_batch`: what is to be done to
-    the next batch, once."""
+    """The functions that lasting faults run at each collective and after each step. `on_batch`: the functions to call
+    once with the next batch."""
 
     def __init__(self) -> None:
         self.on_batch: list[Callable[[Any], None]] = []
@@ -127,7 +127,7 @@ class RankSite:
         self._agent.lasting.on_calls.append((self.lease, then))
 
     def at_next_batch(self, then: Callable[[Any], None]) -> None:
-        """Calls `then` with the next batch that the loop gets from its loader, which may change it in place."""
+        """Calls `then` with the next batch that the loop gets from its loader. `then` may change the batch in place."""
         self._agent.lasting.on_batch.append(then)
 
     def stall_nccl(self, name: str, nth: int, min_bytes: int | None, max_bytes: int | None) -> None:

@@ -105,8 +105,8 @@ class Manifest:
         return any(entry["path"] == path for entry in self._files)
 
     def announce(self, path: str, about: os.stat_result) -> None:
-        """Writes that the file was saved, before its digests are known: if the process is killed before they are, an
-        older manifest must not count for this file."""
+        """Writes that the file was saved, before its digests are known. If the process is killed meanwhile, an older
+        manifest then does not count for this file."""
         self._add(path, about, about.st_size, [], None)
         self.write()
 

@@ -123,10 +123,9 @@ class RenameHook:
         return remove
 
     def _goes(self, path: Any, *_: Any, dir_fd: int | None = None, **_options: Any) -> str | None:
-        """The path that is removed, if the removal is to be reported; otherwise None. It is reported if the path is or
-        contains a file that was saved or loaded, or if it is in the folder of the checkpoints, where an earlier attempt
-        may have saved it. It is not if the file stays under another name: a link is removed, or one of several
-        names."""
+        """The path that is removed; None if its removal is not to be reported. It is reported if the path is or
+        contains a file that was saved or loaded, or is in the folder of the checkpoints, where an earlier attempt may
+        have saved it. It is not reported if the file keeps another name: a link is removed, or one of several names."""
         if dir_fd is not None:
             return None
         try:

@@ -103,7 +103,7 @@ class StateSums:
             self._tensors = {}
 
     def _step_begins(self, phase: Phase, inputs: Any = ()) -> None:
-        """Must be called when a forward of a wrapped model begins (`inputs`: its inputs), and before a backward or an
+        """Must be called when a forward of a wrapped model begins, with its `inputs`, and before a backward or an
         optimizer's step."""
         if threading.get_ident() != self._agent.thread or is_capturing(self._torch.cuda):
             return
@@ -247,8 +247,8 @@ class StateHook:
                 self._report_spike(norm)
 
     def _is_left(self, parameter: Any) -> bool:
-        """Whether the gradient is still that of an earlier step. If two networks are trained in turns, one keeps its
-        gradients meanwhile, and loses them in a restart."""
+        """Whether the gradient is still that of an earlier step. If two networks are trained in turns, the one that
+        waits keeps its gradients, which a restart loses."""
         made, version = self._left.get(id(parameter), (_nothing, 0))
         grad = made()
         return grad is not None and grad is parameter.grad and bool(grad._version == version)
@@ -261,8 +261,8 @@ class StateHook:
             self._agent.emit(Kind.NOTE, {"text": f"the norm of the gradient is {norm:.6g}", "norm": norm})
 
     def _note_parameters(self, trains: bool) -> None:
-        """Must be called when a step is over. `trains` False: the job may have other values in place, so the state
-        after the step is read when the job trains on, and a later event reports it."""
+        """Must be called when a step is over. `trains` False: the job may have put other values in place of the
+        parameters, so the state after the step is read when the job trains on, and is reported by a later event."""
         self._left = {
             id(each): (weakref.ref(each.grad), each.grad._version)
             for each in trained_by(self._agent) if each.grad is not None

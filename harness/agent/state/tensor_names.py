@@ -98,8 +98,8 @@ class TensorNames:
         return found or _listed(held_in_modules(values, self._torch), names)
 
     def _found(self, trained: Sequence[Any], always: int = 0) -> tuple[dict[str, Named], dict[int, str]]:
-        """What `_named` finds, after a search if one of the `trained` parameters has no name; or in any case, if there
-        were fewer than `always` searches."""
+        """The result of `_named`, after a search of the process for modules if a `trained` parameter has no name, or if
+        there were fewer than `always` searches so far."""
         places = {id(each): place for place, each in enumerate(trained)}
         found, names = self._named(places)
         if self._tries < always or (self._tries < _TRIES and not places.keys() <= names.keys()):
@@ -190,7 +190,7 @@ def _kinds(modules: Sequence[tuple[Any, Named]], trained: Mapping[int, int]) -> 
 
 
 def _class_of(module: Any) -> str:
-    """The name of the module's class, or of the one inside, for a wrapper such as DDP."""
+    """The name of the module's class. For a wrapper such as DDP: of the module inside."""
     while type(module).__name__ in _WRAPPERS and (inner := list(module._modules.values())):
         module = inner[0]
     return type(module).__name__

@@ -91,7 +91,7 @@ class PlainOptimizers:
 
 
 def _rates(optimizer: Any) -> Iterator[Any]:
-    """The rate of each parameter group; the attribute, if there is none."""
+    """The rate of each parameter group; without groups, the attribute."""
     groups = vars(optimizer).get("param_groups")
     found = [group["lr"] for group in groups if isinstance(group, Mapping) and "lr" in group] if isinstance(
         groups, (list, tuple)) else []  # fmt: skip
@@ -101,7 +101,7 @@ def _rates(optimizer: Any) -> Iterator[Any]:
 
 
 def _in_list(value: Any) -> Iterator[Any]:
-    """What is in a list, or in the groups in it, or the values of a mapping."""
+    """The elements of a list, or of the groups in it, or the values of a mapping."""
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
         if isinstance(each, dict) and isinstance(each.get("params"), (list, tuple)):
             yield from each["params"]

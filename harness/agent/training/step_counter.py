@@ -75,8 +75,8 @@ class OptimizerTurns:
 
 
 def _names(optimizers: Sequence[Any]) -> list[str]:
-    """A name of each optimizer by which it is known after a restart: its class and the shapes of what it trains, and
-    its place among all that agree in these."""
+    """A name of each optimizer by which it is known after a restart: its class, the shapes of what it trains, and its
+    number among the optimizers with the same class and shapes."""
     kinds = [
         f"{type(each).__name__} {[[[*own.shape] for own in group['params']] for group in each.param_groups]}"
         for each in optimizers
@@ -86,8 +86,9 @@ def _names(optimizers: Sequence[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Closed:
-    """What has ended with a call: a segment (`segment`), the iteration before that segment (`before`), or the iteration
-    with that segment (`after`). `stray`: the call is an optimizer step of an iteration that had already ended."""
+    """The parts of an iteration that a call has ended: a segment (`segment`), the iteration before that segment
+    (`before`), or the iteration with that segment (`after`). `stray`: the call is an optimizer step of an iteration
+    that had already ended."""
 
     segment: bool = False
     before: bool = False
@@ -193,7 +194,7 @@ class StepCounter:
         return closed
 
     def dropped(self, key: Hashable) -> bool:
-        """Notes that an optimizer's gradients were cleared. Returns whether a backward is lost by that: no step has
+        """Notes that an optimizer's gradients were cleared. Returns whether a backward is lost thereby: no step has
         used its gradients, and no other optimizer can."""
         nothing = self.fresh and not self.open_steps and not self._backward_depth and self._made | self._seen == {key}
         self.fresh = self.fresh and not nothing

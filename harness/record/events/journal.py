@@ -150,8 +150,8 @@ def read_events(folder: Path, damaged: list[str] | None = None, gaps: Gaps | Non
 
 
 def read_journal(folder: Path, damaged: list[str] | None = None, gaps: Gaps | None = None) -> Merged:
-    """All events of a run. Torn lines, and kinds of a later version, are skipped; `damaged` gets file and number of
-    each whole line that can't be read. `gaps` gets each event's number."""
+    """All events of a run. Torn lines, and kinds of a later version, are skipped. Two arguments are filled: `damaged`
+    with the file and number of each whole line that can't be read, `gaps` with each event's number."""
     damaged, gaps, pids = [] if damaged is None else damaged, gaps or Gaps(), OuterPids()
     events, blocks = list[Event](), list[Block]()
     for path in sorted(folder.glob("*.jsonl")):
@@ -205,8 +205,8 @@ class Journal:
         self, folder: Path, source: str = "harness", follow: str = "*.jsonl", node: int | None = None
     ) -> None:  # fmt: skip
         """`source`: the name of this writer. `follow`: a pattern for the files to follow; given for the journal of a
-        single node. `node`: if given, only new files of that node are followed. Otherwise, the events that are in the
-        folder already are read at once: an exploration begins a resume with the events before the death."""
+        single node. `node`: if given, only new files of that node are followed. Otherwise, the events that are already
+        in the folder are read at once, such as the events before the death if an exploration begins a resume."""
         self._folder, self._node = folder, node
         self._is_followed = re.compile(fnmatch.translate(follow)).match
         self._own = EventFile(folder / f"{source}.jsonl", source)
@@ -265,7 +265,7 @@ class Journal:
         return self.snapshot()[number:]
 
     def take(self, events: list[Event]) -> None:
-        """Adds events that another process has recorded. They are visible here, but are not written again."""
+        """Adds events that another process has recorded. This journal shows them, but does not write them again."""
         with self._lock:
             for event in events:
                 self._add(event)
@@ -304,7 +304,7 @@ class Journal:
             self._poll(names)
 
     def _changed(self, wait_s: float, took_s: float) -> Collection[str] | None:
-        """Waits for news. Returns the names of the files that were written; None: any file may have been."""
+        """Waits until files were written, and returns their names; None: any file may have been written."""
         if not self._changes:
             self._closed.wait(max(wait_s, took_s * self.SHARE))
             return None
@@ -315,7 +315,7 @@ class Journal:
         return None if later is None else names | later
 
     def _grown(self) -> list[str]:
-        """The names of all files that have another length than when they were read, or that are gone."""
+        """The names of all files whose length has changed since they were read, or that are gone."""
         gone = {name for name, offset in list(self._offsets.items()) if offset > 0}
         found = []
         with suppress(OSError), os.scandir(self._folder) as entries:

@@ -171,13 +171,13 @@ class Arrived:
         self._files.append(number)
 
     def places(self, first: int, end: int) -> Iterator[Event | Line]:
-        """The events from number `first` to before `end`: objects, or where their lines are."""
+        """The events with numbers from `first` to `end` - 1: objects, or where their lines are."""
         for at in range(first, end):
             file, start = self._files[at], self._starts[at]
             yield self._objects[start] if file < 0 else (self._paths[file], start, self._sizes[at])
 
     def objects(self, end: int) -> list[Event]:
-        """Those of the first `end` events that are objects."""
+        """Of the first `end` events, those that are objects."""
         last = next((at for at in range(end - 1, -1, -1) if self._files[at] < 0), None)
         return [] if last is None else self._objects[: self._starts[last] + 1]
 
@@ -197,12 +197,12 @@ class Lines:
         return line if len(line) == size else b""
 
     def event(self, path: Path, start: int, size: int) -> Event | None:
-        """The event in the line at that place. None if the file is gone, or is no longer as it was."""
+        """The event in the line at that place. None if the file is gone or was changed."""
         return event_of(self.at(path, start, size))
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event in a line that was a good event when it was read first. None if its file was changed since."""
+    """The event in a line that could be read before. None if the file was changed since."""
     try:
         return Event.from_line(line)
     except ValueError:

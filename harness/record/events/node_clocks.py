@@ -35,7 +35,7 @@ _PIDS = ("pid", "inner_pid", "pids")
 
 
 class NodePid(int):
-    """The pid of a process on any node but the first. Its text shows the pid and the node."""
+    """The pid of a process on a node other than the first. Its text shows the pid and the node."""
 
     @classmethod
     def of(cls, node: int, pid: int) -> NodePid:
@@ -153,7 +153,7 @@ class Clock:
                 return
 
     def _exchange(self) -> tuple[float, float] | None:
-        """The bound of the error and the offset in seconds; None if no answer came."""
+        """One exchange with node 0: the bound of the error, and the offset in seconds; None if no answer came."""
         self._asked += 1
         answer = self._folder / f"answer-{self._node}"
         with suppress(OSError):
@@ -188,7 +188,7 @@ class Clocks:
         self._node_of = nodes_of(events) if self._offsets else {}
 
     def aligned(self, event: Event) -> Event:
-        """The event, shifted by the last offset that was measured before it. If there is none, by the first offset."""
+        """The event, shifted by the last offset that was measured before it, or else by the first offset."""
         offsets = self._of(event.source)
         if not offsets:
             return event

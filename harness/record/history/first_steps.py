@@ -69,7 +69,7 @@ class Scene:
 
     @cached_property
     def of_others(self) -> list[Executions]:
-        """The same, without the steps of this attempt, which may have been a warm-up."""
+        """Like `of_same_ranks`, without the steps of this attempt, which may have been a warm-up."""
         return self._of_same_ranks(self.known[:-1])
 
     def _of_same_ranks(self, known: Sequence[Executions]) -> list[Executions]:
@@ -78,8 +78,8 @@ class Scene:
 
 
 def grouped(name: str, by_rank: Mapping[int, Said], trust: float = 1.0) -> list[Witness]:
-    """A witness for each group of ranks that agree, the largest group first. The smaller groups are trusted less: a few
-    ranks with another state must not make the step of all unknown."""
+    """A witness for each group of ranks that agree, the largest group first. Smaller groups are trusted less: the step
+    of all ranks must not become unknown because a few ranks have another state."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in sorted(by_rank):
         groups[by_rank[rank][0]].append(rank)
@@ -98,10 +98,12 @@ _MOST_STARTS = 256  # the fewest steps that begin like an attempt
 
 
 def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashable]]) -> tuple[int, ...]:
-    """Every base that fits: every b >= 0 such that the value of each of the first FEW steps n was also seen in global
-    step b + n. `own`: the value of each step of the attempt. `reference`: the values that were seen in each global
-    step; a step that it lacks is skipped, except the first. Another b fits as well if at least as many steps agree with
-    it, and later ones differ, perhaps by rounding."""
+    """Finds each base b >= 0 that fits: the value of each of the first FEW steps n was also seen in global step b + n.
+    A base at which a later step differs, perhaps by rounding, fits too, if before that step at least as many steps
+    agree as for the others.
+
+    `own`: the value of each step of the attempt. `reference`: the values that were seen in each global step; missing
+    steps are skipped, except the first."""
     first, *later = sorted(own)[:FEW] or [0]
     starts = sorted(step - first for step, seen in reference.items() if own.get(first) in seen)
     agree = {
@@ -113,8 +115,8 @@ def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashab
 
 def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
     """The local steps, among the first WARM steps of an attempt, after which its samples or its schedule jump to those
-    of other known steps: the steps before may only have been a warm-up. `own`: all steps of the attempt; those of the
-    rank that made the most steps are used."""
+    of other known steps; the steps before the jump may only have been a warm-up. `own`: all steps of the attempt; those
+    of the rank that made the most steps are used."""
     found = set[int]()
     if not len(own):
         return found
@@ -149,7 +151,7 @@ def parts_of(own: Executions, known: Sequence[Executions]) -> set[int]:
 
 
 def _values(steps: Executions, column: str, number: str) -> Iterable[tuple[int, Any]]:
-    """The steps whose value in the column is known, each with this value."""
+    """(number of the step, its value in the column), for the steps whose value is known."""
     values = steps.column(column)
     seen = steps.samples_known if column == "samples_sum" else ~np.isnan(values)
     return zip(steps.column(number)[seen].tolist(), values[seen].tolist(), strict=True)
@@ -205,8 +207,8 @@ def _of_samples(scene: Scene) -> list[Witness]:
 
 
 def _totals(steps: Executions, column: str, first: int | None = None) -> dict[int, int]:
-    """By the number of a step in this column (only the `first` numbers): the sum of the samples of all ranks. Steps
-    with samples that were not seen are left out."""
+    """The sum of the samples of all ranks, by the number of the step in `column`. `first`: only that many numbers.
+    Steps with samples that were not seen are left out."""
     table = StepTable(steps.last_of(column, "rank"), column)
     table = table.only(~table.any(~table.executions.samples_known))
     totals = table.sums(table.executions.column("samples_sum"))
@@ -266,10 +268,11 @@ def _of_column(
 
 
 def _of_losses(scene: Scene, samples: Sequence[Witness]) -> list[Witness]:
-    """The witness of the losses. If they are not those of known steps, only the first loss is compared. If the first
-    loss is known, later ones may differ by rounding, because some state was lost, or because some state was put in
-    unseen; in the last case, the witness names the steps that do not fit. If the first loss is not known either, the
-    steps with the same samples and other losses do not fit."""
+    """The witness of the losses. If they are not those of known steps, only the first loss is compared.
+
+    If the first loss is known, later losses may differ by rounding, because some state was lost, or because some state
+    was put in unseen; in the last case, the witness names the steps that do not fit. If the first loss is not known
+    either, the steps with the same samples and other losses do not fit."""
 
     def read(execution: Execution) -> Hashable:
         return execution.losses if execution.loss_seen else None
@@ -294,8 +297,8 @@ def _fits(witnesses: Iterable[Witness]) -> set[int]:
 def _unlike(
     scene: Scene, bases: Collection[int], own: Collection[Execution], equal: Equal | None = None
 ) -> tuple[int, ...]:  # fmt: skip
-    """The bases that do not fit: with such a base, a step of `own` would be a known step that had other losses, or
-    differs by `equal`."""
+    """The bases that do not fit: with such a base, a step of `own` would have the number of a known step, and differ
+    from it (by `equal`, or in its losses)."""
     equal = equal or (lambda ours, theirs: _are_near(ours.losses, theirs.losses))
     due = {base + execution.local_step for base in bases for execution in own}
     if not due or len(due) > _MOST_STARTS:

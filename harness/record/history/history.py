@@ -58,10 +58,10 @@ class History:
         cls, events: Sequence[Event], twin: History | None = None, peers: Sequence[Executions] = (),
         hit_elsewhere_s: Sequence[float] = (), of_program: Collection[int] = (),
     ) -> History:  # fmt: skip
-        """The history of these events, in any order. `twin`: samples, losses and counters are also aligned with its
-        steps. `peers`: the final steps of other replicas of the job; parameters are aligned with theirs.
-        `hit_elsewhere_s`: when faults hit other replicas, in seconds of CLOCK_MONOTONIC. `of_program`: the
-        `program_returns` of a twin."""
+        """The history of these events, which may be in any order. `twin`: helps to find the steps: samples, losses and
+        counters are compared with its steps too. `peers`: the final steps of other replicas of the job, with the same
+        use of their parameters. `hit_elsewhere_s`: when faults hit other replicas (seconds of CLOCK_MONOTONIC).
+        `of_program`: the `program_returns` of a twin."""
         whole = Merged.of(events)
         ordered, seen = _with_unfinished(_with_first_steps(whole), whole.steps_made.once_each())
         found = attempts.read(ordered)
@@ -152,8 +152,8 @@ class History:
 
     def put_back(self, attempt: int, since_s: float, until_s: float = math.inf) -> list[Segment]:
         """The segments that an attempt began in that time, because it loaded a checkpoint again, or put back a state
-        that it had kept in memory. (The time of the latter is only known to be after a step and before the end of the
-        next.)"""
+        that it had kept in memory. When it put back a state from memory is only known to be after a step and before the
+        end of the next step."""
         return [
             segment
             for segment in self.segments
@@ -173,7 +173,7 @@ class History:
         return list(zip(*self.repeated(), strict=True))
 
     def repeated(self) -> tuple[Executions, Executions]:
-        """The first executions and the repeated executions of the steps in `redone`, as two sets of rows."""
+        """The steps in `redone`, as two sets of rows: first executions, and repeated executions."""
         placed = self.executions.placed
         parts = [(places, *_repeated(placed.at(places))) for places in placed.by_ranks()]
         none = np.zeros(0, np.int64)
@@ -193,8 +193,8 @@ class History:
         return self.executions.at(self.executions.mono_s <= before_s)
 
     def steps_done(self, rank: int | None, attempt: int | None, mono_s: float) -> int | None:
-        """How many global steps a rank (None: the rank that had completed the most) had completed by that time. None if
-        not known."""
+        """How many global steps a rank had completed by that time. `rank` None: the rank that had completed the most.
+        None if not known."""
         life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)
         if life is None or life.base is None:
             return None
@@ -263,9 +263,9 @@ def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -
 
 
 def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Witness]]:
-    """The base of an attempt, which is the number to add to its local steps, and its witnesses. The base is the number
-    of global steps before the attempt's first step, without steps that were only a warm-up or that it has undone
-    since."""
+    """The base of an attempt, and its witnesses. The base is the number of global steps before the attempt's first
+    step, and is added to its local steps. Not counted are steps that were only a warm-up, or that the attempt has
+    undone since."""
     found = History.of(events).attempt(attempt)
     if found is None or not found.segments:
         return (found.base, list(found.witnesses)) if found else (None, [])
@@ -288,8 +288,8 @@ def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Executions
 
 
 def _end_together(found: Sequence[Attempt], seen: Executions, ranks: int) -> bool:
-    """Whether the ranks of this job keep together: in some attempt that ended well, at least `ranks` ranks all made the
-    same number of steps. In an attempt that died, a rank with more steps than the others only went on until it had to
+    """Whether the ranks of this job make the same number of steps: at least `ranks` ranks did in an attempt that ended
+    well. An attempt that died shows nothing: there, a rank with more steps than the others only went on until it had to
     wait, as with local SGD."""
     ended_well = [seen.of_attempt(each.number) for each in found if set(each.exit_codes.values()) == {0}]
     return any(
@@ -299,8 +299,8 @@ def _end_together(found: Sequence[Attempt], seen: Executions, ranks: int) -> boo
 
 
 def _keep_step(steps: Executions) -> bool:
-    """Whether no rank completed a step of the attempt before all ranks had completed the step before; looks only at the
-    steps that all ranks made."""
+    """Whether no rank completed a step of the attempt before all ranks had completed the previous step. Looks only at
+    the steps that all ranks made."""
     local, times = steps.local_step, steps.mono_s
     last = min((int(local[steps.rank == rank].max()) for rank in steps.ranks), default=0)
     first_s, last_s = np.full(last + 1, inf), np.zeros(last + 1)
@@ -326,8 +326,8 @@ def _blind(ordered: Sequence[Event], found: Sequence[Attempt]) -> set[int]:
 
 
 def _with_first_steps(whole: Merged) -> list[Event]:
-    """All events without usual steps, in order, but with the first step of each process, because it shows that its rank
-    was there."""
+    """All events in order, without usual steps except the first step of each process, which shows that its rank was
+    there."""
     events = [*whole.others, *(block.first for block in whole.blocks)]
     return sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
 
@@ -354,8 +354,8 @@ def _lines(events: Sequence[Event]) -> Lines:
 
 
 def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, ...]:
-    """The attempts of a job of which only the log is known, with their bases. A base is known if every step has its own
-    log line."""
+    """The attempts, with their bases, of a job that is only known from its log. A base is known if every step has its
+    own log line."""
     interval = _log_interval(logged)
     placed = []
     for attempt in found:
@@ -402,8 +402,8 @@ _HITS = (Kind.APPLYING, Kind.APPLIED)
 
 
 def _with_unfinished(events: Sequence[Event], seen: Executions) -> tuple[Sequence[Event], Executions]:
-    """The same events and steps, with the same count on all ranks: a step that was broken off counts on each rank, also
-    on ranks that did not finish it. `events`: in order of time."""
+    """The same events and steps, counted alike on all ranks: a step that was broken off counts also on ranks that did
+    not finish it. `events`: in order of time."""
     later = [found for attempt in sorted(seen.attempts) for found in _broken_off(events, seen.of_attempt(attempt))]
     for back in later:
         who, since_s = (back.attempt, back.rank), back.mono_s
@@ -422,8 +422,8 @@ def _with_unfinished(events: Sequence[Event], seen: Executions) -> tuple[Sequenc
 
 
 def _broken_off(events: Sequence[Event], own: Executions) -> Iterator[Event]:
-    """The states with which ranks of an attempt went back after a fault, and since which they count one step less than
-    other ranks. `own`: the steps of the attempt."""
+    """The states to which ranks of an attempt went back after a fault. From there on, these ranks count one step less
+    than other ranks. `own`: the steps of the attempt."""
     (attempt,) = own.attempts
     mine = [
         event for event in events if event.attempt == attempt and event.kind in (*_HITS, Kind.BEGUN, Kind.SAVE_BEGIN)

@@ -48,8 +48,8 @@ class Save:
 
     @property
     def in_thread(self) -> bool:
-        """Whether training continued during the save. The file may then hold the state of an earlier step than the step
-        at which the save began."""
+        """Whether training continued during the save. Then the file may hold the state of an earlier step than that at
+        which the save began."""
         return self.ended_s is not None and not self.blocked_s
 
 
@@ -210,9 +210,9 @@ def is_failed(load: Load, loads: Sequence[Load]) -> bool:
 
 
 def counts_steps(path: str, saves: Iterable[Save]) -> bool:
-    """Whether the number in the name of a save counts steps, and not saves. The name may show it. If not, the numbers
-    of other saves do: one of them is the step of its save, or they grow like the steps of their saves (they may lag
-    behind, because a thread may write late). `saves`: of the first attempt."""
+    """Whether the number in the name of a save is a number of steps, and not of saves. The name may show this. If not,
+    the numbers of other saves show it: one of them is the step of its save, or they grow like the steps of their saves,
+    perhaps later, because a thread may write late. `saves`: of the first attempt."""
     part = next((part for part in reversed(path.split("/")) if number_in_name(part) is not None), "")
     if re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I):
         return True

@@ -105,9 +105,9 @@ class Snapshots:
         return self._has[number]
 
     def seen_again(self, number: int, own: Executions) -> tuple[set[int], set[int]]:
-        """Two sets of local steps of the attempt, which may overlap: those after which it went on with a state that had
-        been seen after another step; and those after which it went on with other parameters than those after the step.
-        `own`: all steps of the attempt."""
+        """Two sets of local steps of the attempt, which may overlap. After the first, the attempt went on with a state
+        that had been seen after another step. After the second, it went on with other parameters than it had at the end
+        of the step. `own`: all steps of the attempt."""
         here: dict[Hashable, set[int]] = defaultdict(set)
         found = []
         for (local_step, _times), of_ranks in sorted(_together(self._states.get(number, ())).items()):
@@ -123,9 +123,9 @@ class Snapshots:
         return {*found, *(place for place, again in others.items() if again)}, {*others}
 
     def _changed(self, own: Sequence[Execution]) -> Iterator[tuple[int, bool]]:
-        """The local steps after which the parameters were changed; each with whether they became those that had been
-        seen after another step. If they did not, the job may not have gone back: it may clip or average its weights
-        after each step."""
+        """The local steps after which the parameters were changed; for each, whether the new parameters had been seen
+        after another step. If not, the job may not have gone back: it may clip or average its weights after each
+        step."""
         after, begun = (_by_step(own, name, "local_step") for name in ("parameters", "restored"))
         seen = dict[Hashable, int]()  # the first local step after which each state was seen
         for of, before in ((after, 0), (begun, 1)):
@@ -169,8 +169,8 @@ class Snapshots:
             self._steps[key].add(step)
 
     def _fitting(self, *keys: Hashable) -> set[int]:
-        """The steps after which the job may have had this state. If the state was seen only when it was put back: that
-        step and all earlier ones. Empty if this is not known."""
+        """The steps after which the job may have had this state. A state that was seen only when it was put back may be
+        of that step or of any earlier step. Empty if this is not known."""
         if self._unplaced.intersection(keys):
             return set()
         steps = {step for key in keys for step in self._steps.get(key, ())}
@@ -181,7 +181,7 @@ class Snapshots:
 
     def began_with(self, number: int, after: int, own: Executions) -> tuple[int, ...]:
         """The known steps whose state is the one with which the attempt went on after `after` local steps. If only some
-        ranks had reported their states before: the steps that fit for all of them."""
+        ranks had reported their states before: the steps that fit all of these ranks."""
         whole, *of_ranks = self._keys(number, self._went_on_with(number, after))
         found = self._fitting(whole, *_of_first(own, after, "restored"))
         if not found and (of_each := [fits for key in of_ranks if (fits := self._fitting(key))]):
@@ -266,8 +266,8 @@ def _key(of_ranks: Iterable[Sums], add_up: bool = True) -> frozenset[tuple[str, 
 
 
 def _of_sums(name: str, texts: Collection[str]) -> tuple[str, Hashable]:
-    """The key of the parameters, or of the moments, of which a step reported only the sum `name`. It is made from the
-    plain sums (check_sums.py), because a resumed process may have another order of the tensors."""
+    """The key of the parameters, or of the moments, of a step that reported nothing but the sum `name`. It is made from
+    the plain sums (check_sums.py), because a resumed process may have another order of the tensors."""
     plain = [text[: -2 * _DIGITS] + text[-_DIGITS:] for text in texts]
     return "moments" if "moments" in name else "parameters", _over_ranks(plain)
 

@@ -162,9 +162,9 @@ def _cost(base: int, witnesses: Sequence[Witness]) -> float:
 
 
 def _preferred(near: Mapping[int, float], witnesses: Sequence[Witness]) -> int | None:
-    """Chooses between steps that are about equally good (`near`: each with the weight that it contradicts): takes
-    the preferred step of a witness, if it contradicts no more than any of these, and if none of these contradicts the
-    witness. Of several such witnesses, the heaviest decides. None if there is none."""
+    """Chooses between steps that are about equally good. Takes the step that a witness prefers, if this step
+    contradicts no more weight than any of `near`, and if none of `near` contradicts the witness. Of several such
+    witnesses, the heaviest decides. None if there is none. `near`: each step, with the weight that it contradicts."""
     least = min(near.values())
     for witness in sorted(witnesses, key=lambda witness: -witness.weight):
         preferred = None if witness.value is None else near.get(witness.value)

@@ -65,8 +65,8 @@ _EARLY = 4  # steps at the beginning of a job, which may only warm it up
 
 @dataclass
 class Placing:
-    """Gives the steps of the attempts global numbers, one attempt after the other. Earlier attempts help to number the
-    next."""
+    """Gives the steps of the attempts global numbers, one attempt after the other. Earlier attempts help to find the
+    numbers of the next."""
 
     found: Sequence[Attempt]
     seen: Mapping[int, Executions]  # by attempt
@@ -259,8 +259,8 @@ class Placing:
         return [*self.twin, earlier, here]
 
     def _earlier(self, attempt: Attempt) -> tuple[bool, bool]:
-        """Two facts about earlier attempts: whether one made a step or a save, and whether steps or saves of one may
-        not have been seen."""
+        """Whether an earlier attempt made a step or a save; and whether steps or saves of an earlier attempt may not
+        have been seen."""
         before = [earlier for earlier in self.found if earlier.number < attempt.number]
         made = any(len(self.seen[each.number]) or self.saves.get(each.number) for each in before)
         return made, any(
@@ -277,11 +277,11 @@ class Placing:
         return seen.joined(self.placed)
 
     def _is_of_program(self, attempt: Attempt, place: int, began: int | None, straight: int) -> bool:
-        """Whether it is a part of the program that an older state is put back after `place` local steps, because no
-        fault had hit the attempt before, or because the twin does it after the same global step (`straight`): the next
-        phase, trial or fold begins with it, and the steps count on. It is none of these if the steps may only have
-        warmed the attempt up: the first attempt warmed up for as many, or they are its first. `began`: the base of the
-        attempt."""
+        """Whether putting back an older state after `place` local steps is a part of the program, as where the next
+        phase, trial or fold begins. Then the steps count on. It is, if no fault had hit the attempt before, or if the
+        twin does the same after the same global step (`straight`). It is not, if the steps before may have been only a
+        warm-up: the first attempt made as many steps in its warm-up, or they are its first steps. `began`: the base of
+        the attempt."""
         own = self.seen[attempt.number]
         since_s, until_s = attempt.started_s, float(own.at(own.local_step == place + 1).mono_s.min(initial=inf))
         times = [hit.mono_s for hit in self.hits if hit.attempt in (None, attempt.number)]
@@ -320,8 +320,8 @@ class Placing:
         return replace(save, global_step=step)
 
     def _is_early(self, save: Save, step: int, part: Segment) -> bool:
-        """Whether ranks that make no steps saved this file early: the number in its name is that of a step that the
-        other ranks had not ended yet, and the others saved their file with this number after that step."""
+        """Whether ranks that make no steps saved this file early: the other ranks had not ended the step in its name
+        yet, and saved their own file with this number after that step."""
         ranks, own = self.seen[save.attempt].ranks, _last_number(save.path)
         if ranks & set(save.ranks) or own != step + 1:
             return False

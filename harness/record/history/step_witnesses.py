@@ -1,8 +1,7 @@
-"""The witnesses of a job's base, which is the number of global steps before its first step, or before its next step
-after a load: those of the files that it loaded, and all others.
+"""Makes the witnesses of the step from which a job went on: those of the files that it loaded, and all others.
+step_evidence.py says what a witness is and what each kind observes, and decides.
 
-A job that comes back may start counting at any number, so its own count alone is not trusted. step_evidence.py says
-what each kind of witness observes, and decides."""
+A job that comes back may start counting at any number, so its own count alone is not trusted."""
 
 from __future__ import annotations
 
@@ -185,8 +184,9 @@ def _of_state(scene: Scene) -> list[Witness]:
 
 
 def _of_other_state(scene: Scene, state: Sequence[Witness]) -> Iterator[Witness]:
-    """The witnesses of the rest of the state: the moments, if they are not of the same step as the parameters
-    (`state`), and without these the generators. What is of one step was read from one file, and is one witness."""
+    """The witnesses of the rest of the state. If no witness tells of the parameters (`state`): the moments and the
+    random generators. Otherwise only the moments, if they are of another step: what is of one step was read from one
+    file, and is one witness."""
     kinds = {"moments": names.MOMENTS, "rng": names.RNG}
     found = scene.snapshots.others_began_with(scene.number, scene.after, scene.own)
     for what, steps in found.items():

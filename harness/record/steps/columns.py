@@ -98,7 +98,7 @@ class Columns:
         return made
 
     def _share(self, own: str, made: Array) -> None:
-        """Lets blocks use the memory of a column, if it has the same values as they."""
+        """Lets blocks use the memory of a column that has the same values."""
         for at, part in zip(self._starts, self.parts, strict=False):
             if isinstance(part, Block) and own in part.own and "nones" not in part.own:
                 same = made[at : at + len(part)]
@@ -106,7 +106,7 @@ class Columns:
                     part.own[own] = same
 
     def _part_at(self, row: int) -> tuple[Block | Loose, int]:
-        """The part with this row, and the place in it."""
+        """The part that has this row, and the row's place in the part."""
         of = bisect_right(self._starts, row) - 1
         return self.parts[of], row - self._starts[of]
 
@@ -119,7 +119,7 @@ class Columns:
         return of_payload(part.rank, part.attempt, int(own["step"][place]), float(own["mono_s"][place]), data)
 
     def event(self, row: int) -> Event:
-        """The event that reported this step. If the step is an object, without payload and wall-clock time."""
+        """The event that reported this step. Of a step that is an object: without payload and wall-clock time."""
         part, place = self._part_at(row)
         if isinstance(part, Block):
             return part.event(place)
@@ -194,7 +194,7 @@ def _execution(event: Event, late: Mapping[Key, Late]) -> Execution:
 
 
 def _with_late(block: Block, late: Late | None) -> Block:
-    """The block with losses that arrived late. These have a place in the event of their step."""
+    """The block, with losses that arrived late put in the places that the event of their step left for them."""
     if not late or "nones" not in block.own:
         return block
     losses, nones = block.own["losses"].copy(), block.own["nones"].copy()

@@ -151,7 +151,7 @@ def sums_of(execution: Execution) -> Sums:
 
 
 def as_indices(rows: Sequence[Sequence[Hashable]]) -> Array:
-    """Rows of equal lengths of any indices, as in packed lines."""
+    """The indices of samples as numbers, as packed lines hold them. All rows have equal lengths."""
     return np.array([[number_of(index) for index in row] for row in rows], np.uint64).view(np.int64)
 
 

@@ -131,7 +131,7 @@ class Executions(Sequence[Execution]):
 
     @property
     def samples_known(self) -> Array:
-        """Whether the samples were all seen, also if only their sum was kept."""
+        """For each step, whether all its samples were seen, even if only their sum was kept."""
         return self.samples_seen | self.column("summed")
 
     def indices(self) -> Iterator[tuple[Array, Array]]:
@@ -176,8 +176,8 @@ class Executions(Sequence[Execution]):
         return self if len(loose) == len(self._columns) else self.at(np.isin(self._rows, loose))
 
     def by_ranks(self) -> Iterator[Array]:
-        """The places of these steps in parts: all steps of some ranks are in one part. So code that needs several
-        arrays for each step needs memory for only one part at a time."""
+        """The places of these steps in parts, for code that needs several arrays for each step: it needs memory for one
+        part at a time. All steps of a rank are in the same part."""
         rank = self.rank
         ranks = np.unique(rank)
         for part in np.array_split(ranks, max(1, min(len(ranks), len(rank) // _TOGETHER))):

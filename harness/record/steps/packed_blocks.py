@@ -51,7 +51,7 @@ class Block:
         return len(self.own["step"])
 
     def whole(self, name: str) -> Array:
-        """The values of a column that is kept as its distance from "step"."""
+        """The values of a column that is stored as the difference from "step"."""
         found: Array = self.own["step"] + self.own[name].astype(np.int64)
         return found
 

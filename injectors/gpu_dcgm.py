@@ -62,7 +62,8 @@ class Shown:
 
 
 def shown(number: int, gpu: int) -> float | None:
-    """What `dcgmi dmon` shows in a field of the GPU, in a row such as `GPU 0  79`. None if it shows no number."""
+    """The value that `dcgmi dmon` shows in a field of the GPU, in a row such as `GPU 0 79`. None if it shows no
+    number."""
     rows = _dcgmi("dmon", "-e", str(number), "-i", str(gpu), "-c", "1").stdout.splitlines()
     found = next((words[2] for words in map(str.split, rows) if words[:2] == ["GPU", str(gpu)] and words[2:]), "")
     try:

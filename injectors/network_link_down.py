@@ -42,7 +42,7 @@ class LinkDown(Fault):
         return [*resent(site), *measured(site, self.asked())]
 
     def asked(self) -> dict[str, float]:
-        """The quality of the link under the fault: a loss of 100 %, unless the link flaps."""
+        """The expected quality of the link during the fault: a loss of 100 %, unless the link flaps."""
         return {} if self.up else {"loss_percent": 100.0}
 
     def felt(self, record: Record, fault: str) -> Evidence | None:

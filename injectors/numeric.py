@@ -37,8 +37,9 @@ class Corruption(Fault):
         return Irreversible("the wrong number was used in computations, which can't be undone; the job has to notice")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """A job that notices it ends, or goes back, before the weights show it. If another rank gives up first,
-        torchrun sends SIGTERM to the one that was hit."""
+        """Evidence that a rank's numbers changed, or that a rank gave up. A job that notices the corruption ends, or
+        goes back, before the weights show it. If another rank gives up first, torchrun sends SIGTERM to the rank that
+        was hit."""
         given_up = died(record, fault, *_REFUSALS, -signal.SIGTERM) if _some_rank_gave_up(record, fault) else None
         return seen_by_others(record, fault) or given_up or broke_off(record, fault)
 
@@ -47,7 +48,8 @@ class Corruption(Fault):
 
 
 def _some_rank_gave_up(record: Record, fault: str) -> bool:
-    """Whether, after each landing and before another fault's, a rank of the same attempt ended itself with an error."""
+    """Whether, after each landing and before a landing of another fault, a rank of the same attempt ended itself with
+    an error."""
     exits = [event for event in record.of_kind(Kind.RANK_EXITED) if event.data["exit_code"] in _REFUSALS]
     others = [event.mono_s for event in record.of_kind(Kind.APPLYING, Kind.APPLIED) if event.data["fault"] != fault]
     return all(

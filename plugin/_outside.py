@@ -1,5 +1,5 @@
-"""Stand-ins, in a rank, for the names that need the harness, which is not there. A stand-in can be imported and used in
-annotations; any other use is an error."""
+"""Stand-ins for the names that need the harness, for use in a rank, where the harness is missing. A stand-in can be
+imported and used in annotations; any other use is an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What assertions and conditions can ask about a run. If the answer is a `Finding`, the bounds are those of torchaos's
-own assertion about this question."""
+"""Functions and classes with which assertions and conditions examine a run. Those that return a `Finding` are the
+checks of torchaos's own assertions, and take the same bounds."""
 
 from torchaos.harness.analysis.checkpointing.save_schedule import standstill
 from torchaos.harness.analysis.ending import last_step_of

@@ -24,7 +24,7 @@ _APART = 256  # bytes between the two places, a multiple of ALIGNED and more tha
 
 
 class Buffer:
-    """Memory for a part of a file, of at most `size` bytes. One part replaces the other."""
+    """Memory for a part of a file, of at most `size` bytes. Each part replaces the part before."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -59,7 +59,7 @@ class Files(Protocol):
         """Up to `length` bytes; fewer only at the end of the file."""
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
-        """Fills the buffer, and returns the number of bytes. It is smaller than the buffer only at the end of the
+        """Fills the buffer, and returns the number of bytes read: fewer than the buffer has only at the end of the
         file."""
 
     def close(self) -> None: ...

@@ -177,7 +177,7 @@ def _manifests(folder: Path | None) -> Manifests | None:
 
 
 def _how(found: Verified) -> str | None:
-    """The source with which the contents were compared: manifest, crc, or None."""
+    """What the contents were checked against: manifest, crc, or None."""
     return "manifest" if found.manifest else None if found.bare else "crc"
 
 

@@ -35,8 +35,8 @@ Self = TypeVar("Self")
 
 @dataclass(frozen=True)
 class Decided:
-    """The edits of a fault. They are decided only once: if a save ended between two decisions, another checkpoint would
-    be the newest."""
+    """The edits of a fault. They are decided only once, because a save that ends between two decisions would make
+    another checkpoint the newest."""
 
     root: Path
     whole: Sequence[Checkpoint]
@@ -104,8 +104,8 @@ def _unfinished(root: Path, known: Sequence[str]) -> list[str]:
 
 
 def _unnamed(checkpoint: Checkpoint) -> bool:
-    """Whether the name of the checkpoint is temporary. This identifies the current save if two checkpoints were written
-    within one tick of the file system's clock (4 ms)."""
+    """Whether the name of the checkpoint is temporary. Such a name identifies the current save if two checkpoints were
+    written within one tick of the file system's clock (4 ms)."""
     return final_path(Path(checkpoint.path).name) != Path(checkpoint.path).name
 
 
@@ -155,7 +155,7 @@ class CheckpointFault(Fault):
 
 
 def _keep_times(edit: Edit) -> None:
-    """Carries out the edit, and puts the file's old times back: real damage does not change them, and trainers read
+    """Carries out the edit, and puts the file's old times back: real damage does not change times, and trainers read
     them."""
     before = {path: path.stat() for path in (edit.path, edit.path.parent)}
     edit()

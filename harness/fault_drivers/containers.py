@@ -146,7 +146,7 @@ def _report(site: NodeSite, hit: Hit, done: Future[object], since: float, action
 
 def reported(record: Record, fault: str, action: str, words: str) -> Evidence | None:
     """Evidence that the Docker engine reported `action` (Docker's word, such as `pause`) for each node that was hit.
-    None if a report is missing. `words`: the text of the evidence, with {nodes} for the numbers of the nodes."""
+    None if a report is missing. `words`: the text of the evidence, where {nodes} becomes the numbers of the nodes."""
     reports = [event for event in record.of_fault(fault, Kind.CONTAINER) if event.data["action"] == action]
     nodes = {event.data["node"] for event in reports}
     wanted = {event.data.get("node") for event in record.of_fault(fault, Kind.APPLYING)}

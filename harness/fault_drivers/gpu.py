@@ -32,8 +32,7 @@ from torchaos.harness.rollback.file_handles import File
 
 
 def first_effect(record: Record, fault: str, words: str) -> Evidence | None:
-    """Evidence from the first effect of this fault that the harness recorded and whose text contains `words`. None if
-    there is none."""
+    """Evidence from the first effect event of this fault whose text contains `words`. None if there is none."""
     seen = [e for e in record.of_fault(fault, Kind.EFFECT) if words in str(e.data["effect"]) and e.source == "harness"]
     return Evidence.of(str(seen[0].data["effect"]), seen[0]) if seen else None
 

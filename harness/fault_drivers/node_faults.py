@@ -1,6 +1,6 @@
-"""The base classes and the parts of faults of whole nodes. Either they hit all of the job's processes on a node from
-here (torchrun, the ranks, and their child processes), or the scheduler of the nodes carries them out: Slurm's programs
-or kubectl give the orders, with the rights of the user."""
+"""The base classes and the parts of faults of whole nodes. Some hit, from here, all of the job's processes on a node:
+torchrun, the ranks, and their child processes. The others are carried out by the scheduler of the nodes: Slurm's
+programs or kubectl give the orders, with the rights of the user."""
 
 from __future__ import annotations
 

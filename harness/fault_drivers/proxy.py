@@ -3,9 +3,9 @@ server stands in front of the endpoint. The mark of its process is in the undo l
 Toxiproxy's own, see "Toxics" in its README; their times are in ms, their rates in KB/s.
 
 The job's traffic through a proxy is measured from the kernel's data about the proxy's connections (TCP_INFO, as shown
-by ss). Bytes that the proxy has got from one side and not sent to the other are held back. If at a later look none of
-these bytes has been sent, they were held back for at least the time between the looks. So a measured time may be too
-short, but never too long."""
+by ss). Bytes are *held back* if the proxy has got them from one side and not sent them to the other. If a later look
+shows that none of these bytes was sent meanwhile, they were held back for at least the time between the looks. So a
+measured time may be too short, but never too long."""
 
 from __future__ import annotations
 

@@ -213,8 +213,8 @@ class FillFault(Fault):
         return [Room(site.fault, _path(site).parent, self.left)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence that the file system was full, as seen from outside, and that a save failed meanwhile. A save that
-        failed while another fault was being applied does not count."""
+        """Evidence that the file system was full, as seen from outside the job, and that a save failed meanwhile. A
+        save that failed while another fault was being applied does not count."""
         full = next(record.of_fault(fault, Kind.EFFECT), None)
         over = next((event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)), float("inf"))
         others = [event.mono_s for event in record.of_kind(Kind.APPLYING) if event.data["fault"] != fault]

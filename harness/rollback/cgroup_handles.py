@@ -24,8 +24,8 @@ Group = TypeVar("Group", bound="CpuCgroup")
 
 @dataclass(frozen=True)
 class CpuCgroup:
-    """A CPU group at `path` that torchaos made, below or beside `home`. `home`: the group in which its processes were
-    before. Undo moves the processes back and removes the group."""
+    """A CPU group at `path` that torchaos made, below or beside `home`, the group in which its processes were before.
+    Undo moves the processes back and removes the group."""
 
     kind: ClassVar[str] = "cpu_cgroup"
     controller: ClassVar[str] = "cpu"
@@ -34,8 +34,8 @@ class CpuCgroup:
 
     @classmethod
     def of(cls: type[Group], pid: int) -> Group:
-        """The group of torchaos in which a process is now. Raises ValueError if it is in no such group, OSError if the
-        process or the group is gone."""
+        """The torchaos group in which a process is now. Raises ValueError if the process is in no such group, OSError
+        if the process or the group is gone."""
         home, _version = home_of(pid, cls.controller)
         return cls(str(home), str(home.parent))
 

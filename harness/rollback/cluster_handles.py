@@ -1,5 +1,5 @@
-"""The handles of what a run changes in a Kubernetes or a Slurm cluster: objects, jobs and steps that the run made,
-agents in pods, and the states of machines."""
+"""The handles that undo what a run changes in a Kubernetes or a Slurm cluster: objects, jobs and steps that the run
+made, agents in pods, and the states of machines."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class KubernetesObjects:
 class KubernetesAgent:
     """The agent of a node, with the name `mark`, in a pod that torchaos did not make. Undo waits until the agent and
     its reaper have ended, and undoes what they left. `uid`: the uid of the pod. If the pod is gone, or another pod has
-    its name, nothing is left to undo."""
+    its name, undo does nothing."""
 
     kind: ClassVar[str] = "kubernetes_agent"
     mark: str

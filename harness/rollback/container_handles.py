@@ -1,5 +1,4 @@
-"""The handles of the containers, the network and the image that a run has in a Docker engine, and of changes to a
-container.
+"""The handles that undo what a run has in a Docker engine (containers, network, image), and changes to a container.
 
 All these objects have the run's id as a label. An object without that label is never changed. If the engine does not
 answer, no handle counts as undone."""
@@ -137,8 +136,8 @@ class DockerImage(_LabelledObjects):
 
 @dataclass(frozen=True)
 class Container:
-    """A change of one container of a run. `part`: the part of the container that is changed. `good`: the state of that
-    part before the change. If the container does not run, or is gone, nothing has to be undone."""
+    """A change of one container of a run. `part`: the part of the container that is changed. `good`: its state before
+    the change. If the container does not run, or is gone, undo does nothing."""
 
     kind: ClassVar[str] = "container"
     engine: str

@@ -1,6 +1,6 @@
-"""The handles, which undo a change, of one regular file (`File`) and of a mount that a fault made (`Mount`), in the
-mount namespace of this process. In `Touches`, each handle declares what it may change; this declaration alone decides
-whether a fault is permitted."""
+"""The handles that undo changes of one regular file (`File`), and a mount that a fault made (`Mount`), in the mount
+namespace of this process. In `Touches`, each handle declares what it may change; this declaration alone decides whether
+a fault is permitted."""
 
 from __future__ import annotations
 

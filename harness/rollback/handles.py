@@ -1,7 +1,8 @@
-"""All kinds of handles. A handle describes the undo of one change. It is a frozen dataclass that can be stored as JSON.
+"""All kinds of handles. A *handle* describes, as data, how one change is undone: a frozen dataclass that can be stored
+as JSON.
 
-`undo` undoes the change. It may be called any number of times, and changes only what the handle names. If it fails,
-it raises ValueError or OSError with a sentence. `is_undone` verifies: it returns whether the change is undone."""
+`undo` undoes the change. It may be called any number of times, and changes only what the handle names. If it fails, it
+raises ValueError or OSError with a sentence. `is_undone` verifies: it returns whether the change is undone."""
 
 from __future__ import annotations
 
@@ -117,10 +118,11 @@ class JobProcesses:
 
 @dataclass(frozen=True)
 class PageSlot:
-    """The control page of a fault. Undo lets a held rank go on, and keeps the fault from firing again.
+    """The control page of a fault: a file in shared memory through which the harness controls the fault in a rank. Undo
+    lets a held rank go on, and keeps the fault from firing again.
 
-    If the page is missing, it counts as undone only if no process has the deleted file mapped. Then the page was never
-    made, or was removed with its run, and no rank can be waiting for it."""
+    A missing page counts as undone only if no process has the deleted file mapped. Then the page was never made, or was
+    removed with its run, and no rank can be waiting for it."""
 
     kind: ClassVar[str] = "page_slot"
     path: str

@@ -1,6 +1,6 @@
-"""The handles of changes to a network. Links, packet rules and queues are in a network namespace of the run and have
-the mark of torchaos; if the namespace is gone, the change is gone, too. `Toxic` is the change of a proxy in a Toxiproxy
-server: toxics with the fault's mark, or a disabled proxy."""
+"""The handles that undo changes to a network. Links, packet rules and queues are in a network namespace of the run and
+have the mark of torchaos; if the namespace is gone, the change is gone, too. `Toxic` is the change of a proxy in a
+Toxiproxy server: toxics with the fault's mark, or a disabled proxy."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _spare(run: OpenRun, problem: str) -> Recovered:
 
 
 def left_over(runs: Iterable[OpenRun]) -> list[OpenRun]:
-    """The runs whose harness and reaper are both dead."""
+    """The runs whose harness is dead, and their reaper too."""
     return [run for run in runs if run.here and not run.lives(run.harness) and not run.lives(run.reaper)]
 
 

@@ -54,11 +54,11 @@ class UndoResult:
 
 class UndoExecutor:
     """Holds the undo records, and undoes them, the last written first. Each handle is undone, then verified.
-
     Thread-safe. Records are undone one at a time; new records and marks are accepted meanwhile. An undo that hangs is
-    given up after `BOUND_S` seconds. `log` None: nothing is written to a log. `within`: the folders of the run, if the
-    records come from a log, which somebody else may have written: a handle whose files must be in these folders and are
-    not is not undone."""
+    given up after `BOUND_S` seconds.
+
+    `log`: None if nothing is written to a log. `within`: the folders of the run, if the records come from a log, which
+    somebody else may have written. Then a handle is not undone if its files must be in these folders and are not."""
 
     def __init__(
         self, log: UndoLog | None, records: Iterable[UndoRecord] = (), within: Collection[Path] | None = None
@@ -86,9 +86,9 @@ class UndoExecutor:
             self._undone.discard(record.id)
 
     def mark(self, name: str, state: State) -> bool:
-        """Records that a change is about to be made, or was made. Returns False if the record was undone before; if the
-        change was made after that, the next `undo` undoes it again. Raises ValueError for an unknown record, OSError if
-        nothing can be written."""
+        """Records that a change is about to be made, or was made. Returns False if the record was undone before; the
+        next `undo` then undoes the change, in case it was made after that. Raises ValueError for an unknown record,
+        OSError if nothing can be written."""
         if name not in self._records:
             raise ValueError(f"{name} has no undo in the log")
         if state not in (State.MAYBE_APPLIED, State.APPLIED):
@@ -102,8 +102,8 @@ class UndoExecutor:
         return not late
 
     def undo(self, name: str | None, why: str) -> list[UndoResult]:
-        """Undoes the open records with this name or owner, or all (None). Returns the result of each handle that was
-        not reported before, including those that were undone at a time limit."""
+        """Undoes the open records with this name or owner; None: all. Returns the result of each handle that was not
+        reported before, including those that were undone at a time limit."""
         self.carry_out(name, why)
         ids = [record.id for record in self._chosen(name)]
         return [result for id_ in ids for result in self._unreported.pop(id_, [])]

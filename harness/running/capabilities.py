@@ -1,5 +1,6 @@
 """The capabilities of a machine that injectors and launchers may need. Each capability has a name, a check, and advice
-for the case that it is missing. A launcher brings those that only its own nodes need, see `Launcher.checks`."""
+for the case that it is missing. Capabilities that only a launcher's own nodes need are in the launcher, see
+`Launcher.checks`."""
 
 from __future__ import annotations
 
@@ -155,7 +156,8 @@ def _freezer() -> str | None:
 
 
 def _library(name: str) -> Callable[[], str | None]:
-    """A check for the library of this name in host/native_libraries.py: a function that returns its path."""
+    """A check for the library of this name in host/native_libraries.py. The check is a function that returns the
+    library's path."""
 
     def find() -> str | None:
         from torchaos.harness.host import native_libraries

@@ -41,8 +41,8 @@ def _loadable(names: Iterable[str]) -> Iterator[type[Launcher]]:
 
 
 def is_controllers(injector: Any, launcher: str) -> bool:
-    """For a job on other machines: whether the controller itself applies the fault, because the fault needs a tool that
-    the launcher uses, such as kubectl. All other faults are applied on the nodes."""
+    """Whether the controller itself applies the fault, in a job on other machines: it does if the fault needs a tool
+    that the launcher uses, such as kubectl. All other faults are applied on the nodes."""
     return bool(injector.needs & registry.find("launchers", launcher).needs)
 
 
@@ -103,8 +103,8 @@ class Permits:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, ranks: Iterable[int], nodes: Iterable[int], land: bool = True) -> None:
-        """Checks that these ranks and nodes may be hit, in addition to all that were hit before. `land`: whether they
-        count as hit from now on. Raises NotPermitted if they may not be hit."""
+        """Checks that these ranks and nodes may be hit, in addition to all that were hit before. `land`: they count as
+        hit from now on. Raises NotPermitted if they may not be hit."""
         with self._lock:
             all_ranks, all_nodes = self._ranks | set(ranks), self._nodes | set(nodes)
             wrong = beyond(self.plan, all_ranks, all_nodes, self.world_size() or self.plan.job.world_size)

@@ -162,11 +162,9 @@ _LOOK_S = 0.05
 
 
 def halt(chosen: Sequence[int] | None, now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
-    """Ends runs. `chosen`: the pids of the harnesses whose runs are ended; None: all. `now`: does not wait for evidence
-    and verdicts. `say`: receives progress messages.
-
-    Returns the number of harnesses that were ended, and the results of all recoveries, including those that failed.
-    Raises OSError if the state directory can't be used."""
+    """Ends runs. `chosen`: the pids of the harnesses whose runs are ended; None: all. `now`: evidence and verdicts are
+    not waited for. `say`: receives progress messages. Returns the number of harnesses that were ended, and the results
+    of all recoveries, including those that failed. Raises OSError if the state directory can't be used."""
     ended = [who for who in _living() if chosen is None or who[0] in chosen]
     with _marked(ended):
         return len(ended), _halted(ended, chosen, now, say)

@@ -69,10 +69,10 @@ class Twins:
         return parts_of(self._plan)
 
     def give(self, number: int, to: RunDir) -> bool:
-        """Copies the record of the twin `number` (from 0) into the run directory `to`. A twin that is not in the cache
-        is made first. Returns False if the twin's job failed or was ended early, or (`refused` says why) if the twins
-        in the cache have become stale or were replaced since twin 0 was copied. Raises ChaosError if the cache can't be
-        written."""
+        """Copies the record of the twin `number` (from 0) into the run directory `to`; makes the twin first if it is
+        not in the cache. Returns False in two cases: the twin's job failed or was ended early; or the twins in the
+        cache have become stale, or were replaced since twin 0 was copied (then `refused` says why). Raises ChaosError
+        if the cache can't be written."""
         try:
             with self._locked() as mine:
                 kept = self._home / str(number)
@@ -215,8 +215,10 @@ def _lock(fd: int) -> bool:
 
 def fault_free(plan: Plan) -> Plan:
     """The plan of the twin: without faults, conditions and assertions. Its agents also record which files the job
-    reads. They do not hook collectives if only a fault needs that hook: it records nothing without stamps. So a run
-    with such a fault can use the twin of other runs."""
+    reads.
+
+    The agents do not hook collectives if only a fault needs that hook: without stamps, the hook records nothing. So a
+    run with such a fault can use the twin of other runs."""
     only_for_faults = set() if "stamps" in plan.hooks else {"collectives"}
     hooks = tuple(sorted({*plan.hooks, "reads"} - only_for_faults))
     return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={}, hooks=hooks)

@@ -43,8 +43,8 @@ _ALWAYS = {"sitecustomize", "usercustomize"}  # Python itself imports them
 
 
 def used(named: Iterable[Path], words: Iterable[str], there: Iterable[Path], importable: Collection[str]) -> set[Path]:
-    """The sources among `there` that count, and the files `named`. `words`: the words of the command and of the
-    environment that the scenario sets. `importable`: the names of installed modules."""
+    """The files `named`, and the sources among `there` that may change the results of the job. `words`: the words of
+    the command and of the environment that the scenario sets. `importable`: the names of installed modules."""
     by_name = defaultdict[str, list[Path]](list)
     for path in there:
         by_name[path.parent.name if path.stem in ("__init__", "__main__") else path.stem].append(path)

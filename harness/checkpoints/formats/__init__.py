@@ -169,7 +169,8 @@ def trackers(files: Files, root: str) -> list[Tracker]:
 
 
 def _of_format(files: Files, root: str, name: str, text: str, others: Sequence[str]) -> tuple[str, str | None] | None:
-    """What the tracker of a format names, and its path, if there is one. None if it is no such tracker."""
+    """The name in the tracker of a format, and the path that it names, if there is one. None if the file is no such
+    tracker."""
     named = [form.tracked(text) for form in format_table.table() if form.tracker == name]
     if not named or (text and not any(named)) or (text.isprintable() and re.search(r"[/\s]", text)):
         return None
@@ -179,7 +180,8 @@ def _of_format(files: Files, root: str, name: str, text: str, others: Sequence[s
 
 
 def _of_any(files: Files, root: str, text: str, others: Sequence[str]) -> tuple[str, str | None] | None:
-    """What a file names, and its path, if there is one. None if it seems to name no checkpoint of this folder."""
+    """The name in a file, and the path that it names, if there is one. None if the file seems to name no checkpoint of
+    this folder."""
     if not text.isprintable():
         return None
     try:
@@ -196,7 +198,7 @@ def _of_any(files: Files, root: str, text: str, others: Sequence[str]) -> tuple[
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in JSON, at any depth."""
+    """All texts in a JSON value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
@@ -249,7 +251,8 @@ def _below(files: Files, folder: str, root: str, seen: Collection[str]) -> Itera
 
 
 def _of_needed_file(form: Format | None, found: Checkpoint, problem: Problem) -> Problem:
-    """The problem. It counts as damage if a file that this format needs is of another kind than the format's."""
+    """The problem. It counts as damage if this format needs the file, and the file is of another kind than the
+    format's."""
     inner = (problem.file or "")[len(found.path) + 1 :]
     if problem.kind is not Trouble.UNKNOWN or not form or not inner:
         return problem

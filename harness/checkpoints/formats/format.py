@@ -1,9 +1,9 @@
-"""The base class of checkpoint formats, and what all formats share. A new format is one file with a subclass of
-`Format`. No other file names it.
+"""The base class of checkpoint formats, and the code that all formats share. A new format is one file with a subclass
+of `Format`. No other file names it.
 
 - The names of files and folders tell the step, and whether the checkpoint is finished.
 - A format declares the parts of a checkpoint that a resume needs. For a format without a declaration, they are guessed
-  from the names of the entries. A part that is missing according to a guess is reported, but is no damage.
+from the names of the entries. A part that is missing according to a guess is reported, but is no damage.
 - In a folder of files that together are one checkpoint, each file is read by its own format."""
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def read_json(files: Files, path: str) -> dict[str, Any]:
 
 
 def _is_cut_off(text: bytes, error: Exception) -> bool:
-    """Whether the JSON is right up to the end of the file, where more should follow."""
+    """Whether the JSON is right up to the end of the file and should go on there."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     rest = text.decode(errors="replace")[error.pos :].strip()
@@ -286,7 +286,7 @@ def _is_lines(text: bytes) -> bool:
 
 
 def _is_commented(text: bytes) -> bool:
-    """Whether it is JSON but for comments and for commas before a bracket, which many readers accept."""
+    """Whether the text is JSON, except for comments and for commas before a bracket, which many readers accept."""
     plain = _TRAILING.sub(rb"\1", _COMMENT.sub(b"", text))
     try:
         return plain != text and isinstance(json.loads(plain), (dict, list))

@@ -84,7 +84,7 @@ _ZIPS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def instead(files: Files, path: str, size: int) -> Unreadable | None:
-    """Why a file that is of another kind than its name says, or of a kind without a format, can't be read. None if its
+    """Why a file can't be read that is of another kind than its name says, or of a kind without a format. None if its
     bytes show no kind. Raises OSError if the file can't be read."""
     if files.read(path, 0, len(_POINTER)) == _POINTER:
         return torn("only a pointer of Git LFS is here, not the file itself")
@@ -95,8 +95,8 @@ def instead(files: Files, path: str, size: int) -> Unreadable | None:
 
 
 def words(files: Files, path: str, size: int) -> str | None:
-    """What the file is, such as "a plain pickle". None if its bytes show no kind that is known. Raises OSError if the
-    file can't be read."""
+    """The kind of a file, such as "a plain pickle". None if its bytes show no known kind. Raises OSError if the file
+    can't be read."""
     start, name = files.read(path, 0, LOOK), posixpath.basename(path)
     for offset, mark, what in _MARKS:
         if start[offset : offset + len(mark)] == mark:
@@ -119,7 +119,7 @@ def words(files: Files, path: str, size: int) -> str | None:
 
 
 def begins_as_own(start: bytes) -> bool:
-    """Whether a zip archive with these first bytes is one of torch.save, by the name of its first record."""
+    """Whether torch.save wrote the zip archive that begins with these bytes, by the name of its first record."""
     length = int.from_bytes(start[26:28], "little")
     return start[30 : 30 + length].endswith(b"/data.pkl")
 
@@ -130,7 +130,7 @@ def is_pickle(start: bytes) -> bool:
 
 
 def archive(names: Collection[str]) -> str:
-    """What a zip archive is, by the names in it."""
+    """The kind of a zip archive, by the names in it."""
     fitting = (what for pattern, what in _ZIPS if any(map(pattern.search, names)))
     return next(fitting, "a zip archive, not one of torch.save")
 

@@ -229,8 +229,8 @@ def _check_megatron(files: Files, folder: str, names: Sequence[str], into: Check
 
 
 def _grid(ranks: Sequence[re.Match[str]], into: Checkpoint, head: str) -> list[str]:
-    """The names of the folders of all ranks, of which some are there. The sizes are in the arguments of the job, which
-    each rank saves."""
+    """The names of the folders of all ranks; at least one of them is there. How many ranks there are is in the
+    arguments of the job, which each rank saves."""
 
     def count(axis: str) -> int:
         sizes = [

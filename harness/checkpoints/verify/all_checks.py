@@ -229,7 +229,7 @@ ALL = frozenset({"crc", "digest", "nan"})
 
 
 class Answer(str, Enum):
-    """What is known of a checkpoint."""
+    """Whether a checkpoint is whole, as far as this is known."""
 
     WHOLE = "whole"
     INCOMPLETE = "incomplete"  # parts are missing: its save was not finished, or they were cut off or deleted later
@@ -275,8 +275,8 @@ def verify(
     links: dict[str, Verified] | None = None,
 ) -> Verified:
     """Checks one checkpoint, and those on which it builds. `links`: keeps the results of the latter, for other
-    checkpoints of the same folder. Raises OSError if its path can't be read at all; every other error is in the
-    result."""
+    checkpoints of the same folder. Raises OSError if the checkpoint's path can't be read at all; every other error is
+    in the result."""
     result = _alone(files, formats.read(files, path), manifests, checks, workers)
     links = {} if links is None else links
     for name, one in chain(files, result.layout):
@@ -291,8 +291,8 @@ def verify(
 
 
 def _judge_link(result: Verified, name: str, link: Verified) -> None:
-    """Adds what the checkpoint on which this one builds means for it: if that is not whole, this one is not; if it is
-    not known whether that is whole, it is not known of this one either."""
+    """Adds to the result what follows from the checkpoint on which this one builds. If that one is not whole, neither
+    is this one; if its state is not known, neither is this one's."""
     result.bytes += link.bytes
     for problem in link.problems:
         kind = Trouble.LIMIT if problem.is_blind else problem.kind
@@ -328,7 +328,8 @@ def _alone(
 
 
 def _its_save(files: Files, manifests: Manifests, path: str, saved: Saved) -> Saved:
-    """The save that wrote this file. If only its name led to `saved`, an older save may have the same headers."""
+    """The save that wrote this file. If only the file's name led to `saved`, an older save may have the same
+    headers."""
     if manifests.knows(path, saved):
         return saved
     every = (saved, *reversed(manifests.others(saved)))

@@ -30,15 +30,15 @@ _MOST = 1000  # links
 
 @dataclass(frozen=True)
 class Link:
-    """What a checkpoint names: the path of another checkpoint, or the name of one that does not exist."""
+    """A checkpoint that this one names. `path` None: it does not exist."""
 
     name: str
     path: str | None
 
 
 def chain(files: Files, layout: Checkpoint) -> Iterator[tuple[str, Checkpoint | Problem]]:
-    """The names of all checkpoints on which this one builds, the nearest first; each with the checkpoint, or with the
-    problem why it is not there. Nothing for a checkpoint that holds everything. Raises OSError if a folder can't be
+    """All checkpoints on which this one builds, the nearest first: the name of each, with the checkpoint or with the
+    problem why it is not there. Empty for a checkpoint that holds everything. Raises OSError if a folder can't be
     listed."""
     own = _plain(layout.path)
     done, waiting = {own}, [layout]
@@ -104,8 +104,8 @@ def _plain(path: str) -> str:
 
 
 def _resolved(files: Files, path: str, text: str, is_delta: bool) -> Link | None:
-    """The checkpoint that a text names. None if it seems to name none, or only the checkpoint in another folder from
-    which a training began."""
+    """The checkpoint that a text names. None if the text seems to name no checkpoint, or only the checkpoint in another
+    folder from which a training began."""
     folder, name = posixpath.dirname(path), posixpath.basename(text.rstrip("/"))
     elsewhere = posixpath.basename(posixpath.dirname(text.rstrip("/"))) not in ("", ".", posixpath.basename(folder))
     if not name or not text.isprintable() or (elsewhere and not is_delta) or files.exists(f"{path}/{name}"):

@@ -133,8 +133,8 @@ class Manifests:
         return same if same and same.size == size and may_hold_tensors(path) else self._of_copy(wanted)
 
     def _same_inode(self, path: str) -> Saved | None:
-        """The newest save into the inode that is at this path now. In the folder of the save, the number of the inode
-        is enough: a FUSE file system that covered the folder during the run was another device."""
+        """The newest save into the inode that is at this path now. Device numbers are not compared in the folder of the
+        save: a FUSE file system that covered the folder during the run was another device."""
         try:
             stat = os.stat(path)
         except OSError:
@@ -171,9 +171,10 @@ class Manifests:
         return same_path or self._same_inode(path) is saved
 
     def expected(self, checkpoint: str, known: Iterable[Saved]) -> list[Saved]:
-        """The files that this folder should hold. `known`: the saves whose files were recognised there. If one is older
-        than the newest save of its path, the folder is of that earlier save: all files of that save. Otherwise, for
-        each path whose newest save is of the last attempt that saved here: that save."""
+        """The files that this folder should hold. `known`: the saves whose files were recognised there.
+
+        If one of these saves is older than the newest save of its path, the folder is of that earlier save: all files
+        of that save. Otherwise: for each path, its newest save, if it is of the last attempt that saved here."""
         start = final_path(checkpoint) + "/"
         inside = [saves for path, saves in self._by_path.items() if path.startswith(start)]
         earlier = {_round(saved) for saved in known if self._by_path[final_path(saved.path)][-1] is not saved}

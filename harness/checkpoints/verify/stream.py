@@ -104,7 +104,7 @@ def _bare(places: Iterable[tuple[int, int]], chunks: Sequence[Run[Digest]]) -> I
 
 
 def _grouped(runs: Iterable[Run[Digest] | Run[None]]) -> Iterator[tuple[int, int, list[Run[Digest]]]]:
-    """Small neighbours together: their begin, their end, and the chunks among them."""
+    """Small neighbours together: the start and stop of each group, and the chunks in it."""
     start, stop, inside = 0, 0, list[Run[Digest]]()
     for run in runs:
         if stop and max(stop, run.stop) - start > WINDOW:
@@ -231,7 +231,7 @@ class Nans:
 
 @dataclass
 class Found:
-    """What the checks of all windows found."""
+    """The results of the checks of all windows."""
 
     chunks: list[BadChunk] = field(default_factory=list)
     nans: list[Nans] = field(default_factory=list)

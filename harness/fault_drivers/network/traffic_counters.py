@@ -39,7 +39,8 @@ COUNTERS = {
 
 
 def read(links: Iterable[Link]) -> dict[str, int]:
-    """The TCP counters of these links' network namespaces, added up. They count from the creation of each namespace."""
+    """The sums of the TCP counters of these links' network namespaces. They count from the creation of each
+    namespace."""
     totals = dict.fromkeys(COUNTERS, 0)
     for link in links:
         table = _table(link.namespace)
@@ -127,7 +128,7 @@ def resent(site: NodeSite) -> Sequence[Watch]:
 
 
 def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
-    """A probe that counts segments that arrived at the nodes, with the counter `name` of their kernels."""
+    """A probe that counts segments that arrived at the nodes, by the kernel counter `name`."""
     return [Watch(site.fault, _links(site), at_least(name, 1, words))]
 
 
@@ -249,9 +250,9 @@ def meter_handle(site: NodeSite) -> Handle:
 def measured(
     site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
-    """Probes that measure the link from the first target node to the first other node (with `inward`, in the other
-    direction). Empty if no requested value can be measured, or if this process can't enter the network of the other
-    node. With `jitter_ms`, the gaps between datagrams are long enough that none waits for an earlier one."""
+    """Probes that measure the link from the first target node to the first other node; with `inward`, in the other
+    direction. With `jitter_ms`, the gaps between datagrams are long enough that none waits for an earlier one. Empty if
+    no requested value can be measured, or if this process can't enter the network of the other node."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]

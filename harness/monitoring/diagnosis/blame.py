@@ -45,9 +45,9 @@ FEW = 2  # up to this number, ranks count as few
 
 
 def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found: Diagnosis) -> None:
-    """Changes `found`: a culprit becomes a suspect if a healthy job could look the same. `ends`: the parts of the graph
-    that wait for nothing outside themselves. `proven`: the collectives of the ranks do not match, which proves the
-    blame even if no rank has waited for long."""
+    """Changes `found`: turns a culprit into a suspect if a healthy job could look the same. `ends`: the parts of the
+    graph that wait for nothing outside themselves. `proven`: the collectives of the ranks do not match, which proves
+    the blame even if no rank has waited for long."""
     _too_early(calls, graph, found)
     _too_many(graph, found)
     if not proven:
@@ -91,9 +91,9 @@ def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _usual_gap_s(calls: Calls) -> float:
-    """The usual gap in seconds between two calls of a rank: a host may run ahead of its device by that time. It is the
-    third longest gap of a rank, because the two longest may be the first step and a checkpoint; of all ranks, the
-    largest value. 0 if no rank has enough calls."""
+    """The usual gap in seconds between two calls of a rank: a host may run ahead of its device by that time. Of each
+    rank, the third longest gap counts, because the two longest may be the first step and a checkpoint; of all ranks,
+    the largest. 0 if no rank has enough calls."""
     worst = 0.0
     for record in calls.ranks.values():
         times = sorted(call.created_s for call in record.calls if call.created_s)
@@ -149,8 +149,8 @@ def _a_good_part(calls: Calls, found: Diagnosis) -> None:
 
 def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     """Examines the ranks that share a group with a culprit and wait for nothing. In a job that hangs, such a rank is
-    itself stuck, and nobody waits for it yet: it becomes a suspect. If there are more such ranks than culprits, the job
-    was computing, and the culprits become suspects."""
+    itself stuck, although nobody waits for it yet: it becomes a suspect. More such ranks than culprits mean that the
+    job was computing: then the culprits become suspects."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} | set(graph.late)
     groups = {members for record in calls.ranks.values() for members in record.groups.values()}
     near = {rank for members in groups if found.culprits & {*members} for rank in members}
@@ -259,16 +259,16 @@ def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
 
 
 def _not_gone_on(op: Op, graph: Waits) -> set[int]:
-    """The ranks in the op that have not entered later ops of its group, although other ranks have. Empty unless they
-    are a minority."""
+    """The ranks in the op that have not entered later ops of its group, although other ranks have. Empty if they are
+    not a minority."""
     later = [each for each in graph.ops.values() if each.key[0] == op.key[0] and each.seq > op.seq]
     absent = {rank for each in later if len(each.key) == 2 for rank in each.missing & op.pending.keys()}
     return absent if 2 * len(absent) < len(op.pending) else set()
 
 
 def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, calls: Calls, found: Diagnosis) -> None:
-    """Judges ranks that wait for each other in a circle. A send usually does not block its rank. So if some ranks wait
-    only in sends, and the circle opens without these waits, the ranks count as not waiting."""
+    """Judges ranks that wait for each other in a circle. A send usually does not block its rank. So ranks that wait
+    only in sends count as not waiting, if this opens the circle."""
     senders = {
         rank for rank in ranks
         if all(rank == op.key[1] for op in ops if rank in op.pending and len(op.key) == 4)

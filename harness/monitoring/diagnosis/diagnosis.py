@@ -21,7 +21,8 @@ _MOST = 3  # clauses of one kind
 
 
 def waited_for(rank: int, graph: Waits) -> list[str]:
-    """Clauses about the ranks that wait for this rank: at most _MOST, and the number of the rest."""
+    """Clauses about the ranks that wait for this rank: at most _MOST clauses, and then the number of the remaining
+    ranks."""
     ops = [op for op in graph.ops.values() if rank in op.missing | op.unknown and op.pending]
     ops.sort(key=lambda op: (min(call.created_s or 0.0 for call in op.pending.values()), op.seq))
     more = len(ops) - _MOST
@@ -185,8 +186,8 @@ def _tell(op: Op, groups: Mapping[str, Group], found: Diagnosis) -> None:
 
 
 def _elsewhere(op: Op, verb: str, groups: Mapping[str, Group]) -> object:
-    """What most ranks called or gave at this number in other groups with the same description and size. None if there
-    is no majority."""
+    """The operation or size that most ranks called or gave at this number, in other groups with the same description
+    and size. None if there is no majority."""
     mine = groups[str(op.key[0])]
     alike = [
         group for group in groups.values()

@@ -254,8 +254,8 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
 
 def _numbered_by_group(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """The entries, numbered by the collectives of each group, as torch numbers them. torchcomms numbers the calls of
-    all groups together; these are counted again. Raises ValueError if that is impossible, because older calls are
-    missing."""
+    all groups together, so its entries are counted again. Raises ValueError if that is impossible, because older calls
+    are missing."""
     counts = {_int(e.get("collective_seq_id"), -1) - _int(e.get("record_id"), -2) for e in entries}
     unpaired = any(_op(entry) in _UNPAIRED for entry in entries)
     if len(counts) != 1 or not (unpaired or len({_group_of(entry) for entry in entries}) > 1):

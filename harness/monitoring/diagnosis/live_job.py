@@ -61,7 +61,7 @@ class Stack:
 
     @property
     def at(self) -> Frame | None:
-        """The innermost frame outside Python's standard library. If there is none, the innermost frame of all."""
+        """The innermost frame outside Python's standard library, or else the innermost frame of all."""
         own = [frame for frame in self.frames if not _is_stdlib(frame.file)]
         return own[0] if own else (self.frames[0] if self.frames else None)
 
@@ -277,7 +277,8 @@ def on_one_node(blamed: Collection[int], ranks: Mapping[int, RankProcess]) -> li
 
 
 def _weigh(found: Diagnosis, said: Diagnosis, odd: Mapping[int, str], ranks: Mapping[int, RankProcess]) -> None:
-    """Adds what the stamps (`said`) and the stacks (`odd`) show, as far as the processes do not explain the hang."""
+    """Adds the findings from the stamps (`said`) and the stacks (`odd`), as far as the processes do not explain the
+    hang."""
     if found.culprits:
         for rank in found.culprits:
             found.say(rank, *said.evidence.get(rank, []))
@@ -323,7 +324,7 @@ def _by_stacks(
 ) -> dict[int, str]:  # fmt: skip
     """The ranks whose stack differs from the others' in each of several looks, with a sentence each. Empty if the
     stacks of the other ranks change between the looks: in a healthy job, too, some rank waits for another at any
-    moment. The stack of a stopped rank can also be read."""
+    moment. Works for a stopped rank, too."""
     if py_spy is None:
         found.problems.append("py-spy is not installed, so no stacks were looked at; pip install 'torchaos[stacks]'")
         return {}

@@ -71,8 +71,8 @@ class Calls:
 
 
 def is_mutual(op: str) -> bool:
-    """Whether no rank can end the op before all ranks have entered it. This is not so for a broadcast or a send, where
-    the source can end first."""
+    """Whether no rank can end the op before all ranks have entered it. False for a broadcast or a send, where the
+    source can end first."""
     return op.startswith(_MUTUAL)
 
 
@@ -197,7 +197,7 @@ def groups_of(calls: Calls) -> dict[str, Group]:
 
 
 def _fill(calls: Calls, name: str, by_rank: dict[int, dict[int, Call]], last: Mapping[int, int]) -> None:
-    """Adds calls to torn records: calls that are under way according to the status in the record."""
+    """Adds calls to torn records: the calls that are under way according to the record's status."""
     for rank, top in last.items():
         record = calls.ranks[rank]
         if record.torn and (done := record.completed.get(name)) is not None:
@@ -343,8 +343,8 @@ def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
 
 
 def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[Node, Op]:
-    """The ops, without calls that must have ended. A device executes ops in order: if a rank is late in an op, its
-    earlier calls have ended, although its record shows them as under way."""
+    """The ops, without calls that must have ended although their record shows them as under way. A device executes ops
+    in order, so if a rank is late in an op, its earlier calls have ended."""
     kept: dict[Node, Op] = {}
     for key, op in ops.items():
         over = {
@@ -374,8 +374,9 @@ def _stale(groups: Mapping[str, Group], ops: Mapping[Node, Op]) -> set[int]:
 
 
 def _ends(edges: Mapping[Node, set[Node]]) -> list[set[Node]]:
-    """The strongly connected components that no edge leaves, by Kosaraju's algorithm: in `order`, a node of each
-    component comes after all nodes that wait for it, so what is newly reached from the end on is one component."""
+    """The strongly connected components that no edge leaves, by Kosaraju's algorithm. In `order`, a node of each
+    component comes after all nodes that wait for it. So, from the end of `order` on, all nodes that are newly reached
+    are one component."""
     back: dict[Node, set[Node]] = defaultdict(set)
     for node, others in edges.items():
         for other in others:
@@ -392,8 +393,8 @@ def _ends(edges: Mapping[Node, set[Node]]) -> list[set[Node]]:
 
 
 def _reached_from(root: Node, edges: Mapping[Node, set[Node]], reached: set[Node]) -> Iterator[Node]:
-    """Yields what can be reached from the root and is not in `reached`, to which it is added: each node after all that
-    is reached through it."""
+    """Yields the nodes that can be reached from the root and are not yet in `reached`, and adds them to `reached`. Each
+    node comes after all nodes that are reached through it."""
     if root in reached:
         return
     reached.add(root)

@@ -1,4 +1,4 @@
-"""What is recorded at the end of a job, before anything is stopped or cleaned up.
+"""Records, at the end of a job, facts that the clean-up would destroy.
 
 `of_run` reads the diagnosis that another tool has written. `look` records what the ranks do when the run is about to
 end the job. `Leftovers` records what a job leaves behind when its command has ended: processes, their listening ports,

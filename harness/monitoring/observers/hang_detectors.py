@@ -163,8 +163,8 @@ class Stagnation:
         self._looked_s = 0.0
 
     def look(self, now_s: float, wanted: bool, working: bool, ranks: Sequence[RankProcess]) -> Opinion:
-        """For how long no stack has changed. `wanted`: another observer suspects a hang. `working`: a rank uses the CPU
-        or the disk."""
+        """For how long no stack has changed. `wanted`: whether another observer suspects a hang. `working`: whether a
+        rank uses the CPU or the disk."""
         if not self._py_spy:
             return Opinion(self.name, 0.0, 0.0, armed=False, blind="py-spy is not installed")
         if not wanted:
@@ -213,7 +213,7 @@ class Overdue:
 
     def look(self, now_s: float, training: bool) -> Opinion:
         """The stronger of two opinions: about the oldest open collective, and about the time in which no collective
-        began or ended. `now_s`: CLOCK_MONOTONIC. `training`: the quiet times that are seen now count as usual."""
+        began or ended. `now_s`: CLOCK_MONOTONIC. `training`: whether quiet times that are seen now count as usual."""
         oldest_s, newest, active = now_s, 0, False
         files = {path: words for path in self._files() if (words := _read(path))}
         for path, words in files.items():
@@ -284,7 +284,7 @@ class KernelSleeps:
     _looking: threading.Thread | None = field(default=None, repr=False)
 
     def look(self, wanted: bool, ranks: Sequence[RankProcess]) -> Opinion | None:
-        """How long a rank sleeps, at least. `wanted`: another observer suspects a hang."""
+        """For how long a rank has been asleep, at least. `wanted`: whether another observer suspects a hang."""
         if not wanted:
             self._asleep, self.problem = (), ""
             return None
@@ -301,7 +301,7 @@ class KernelSleeps:
         return Opinion(self.name, longest_s, 0.0, detail="; ".join(map(str, self._asleep)), ranks=asleep)
 
     def words(self) -> dict[int, str]:
-        """What the last look saw, as a clause by rank."""
+        """The result of the last look, as a clause by rank."""
         return {wait.rank: f"the kernel saw it {wait.what} for {wait.longest_s:.2f} s" for wait in self._asleep}
 
     def _ask(self, pids: Mapping[int, int]) -> None:

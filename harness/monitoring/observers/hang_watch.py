@@ -49,8 +49,8 @@ _UNTIL_SUSPECTED_S = 0.5  # the quiet time in seconds after which other observer
 
 @dataclass(frozen=True)
 class Communicator:
-    """What RAS knows of an NCCL communicator. Ranks are those of the communicator. `launched`: by rank, the number of
-    launched collectives of each function. `missing`: by rank, why RAS has no answer of it."""
+    """The answer of RAS about an NCCL communicator. Ranks are those of the communicator. `launched`: by rank, the
+    number of launched collectives of each function. `missing`: by rank, why RAS has no answer from it."""
 
     size: int
     pids: Mapping[int, int]  # by rank
@@ -149,9 +149,9 @@ class NcclRas:
         return Opinion(self.name, quiet_s, 0.0, armed=True, detail=detail, ranks=tuple(sorted(told)))
 
     def words(self, ranks: Sequence[RankProcess]) -> dict[int, str]:
-        """What the last answer says about single ranks of this job: RAS can't reach them, or they have launched fewer
-        collectives than others. The second is left out unless the counts stood still, because they always differ while
-        a job trains."""
+        """The problems of single ranks of this job in the last answer: RAS can't reach them, or they have launched
+        fewer collectives than others. The second is left out unless the counts stood still, because counts always
+        differ while a job trains."""
         numbers = {rank.own_pid: rank.rank for rank in ranks}
         world = max((rank.world_size for rank in ranks), default=0)
         still = self.answered_s > self.since_s

@@ -49,7 +49,8 @@ def spinning(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[t
 
 def awaited(seen: Mapping[int, Sequence[Sample]], since_s: float) -> Iterator[tuple[int, str]]:
     """Yields (rank, clause) for each rank whose GPU did nothing since `since_s` (CLOCK_MONOTONIC), if the GPUs of all
-    other ranks only wait, and these ranks are more. Yields nothing if a GPU has fewer than two samples."""
+    other ranks only wait, and the ranks that wait are the majority. Yields nothing if a GPU has fewer than two
+    samples."""
     waiting, idle = {rank for rank, _ in spinning(seen, since_s)}, dict[int, int]()
     for gpu, samples in seen.items():
         during = [sample for sample in samples if sample.at_s >= since_s]
@@ -86,7 +87,7 @@ class _Sample(NamedTuple):
 
 
 class Use:
-    """What one process has used during the last window."""
+    """The resources that one process used during the last window."""
 
     def __init__(self) -> None:
         self._past: deque[_Sample] = deque()

@@ -161,9 +161,8 @@ class ElasticReader:
     """Reads the output of one submission. Adds the restart count and the rank of the pid to each fact.
 
     `read_rounds`: for a job on several nodes, where the agent's own count is not the number of the attempt. There,
-    another source (agent/startup.py) sets `restarts` and reports the end of each rendezvous, and `read_rounds` reads
-    the events of that source. It is called when a worker starts: that source has written before, but its events may
-    not have been read yet."""
+    agent/startup.py writes events that set `restarts` and report the end of each rendezvous. `read_rounds` reads these
+    events. It is called when a worker starts, because they were written before that, but may not have been read yet."""
 
     def __init__(self, read_rounds: Callable[[], None] | None = None) -> None:
         self.restarts = 0
@@ -284,7 +283,7 @@ class JobLog:
             self.begin(attempt_base)
 
     def in_round(self, number: int) -> None:
-        """Sets the current attempt, if it is known from another source than the output."""
+        """Sets the current attempt, if another source than the output shows it."""
         self._elastic.restarts = number
 
     def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:

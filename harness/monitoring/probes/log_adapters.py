@@ -94,8 +94,9 @@ class LineAdapter:
 
 
 def _is_no_training(line: str, found: re.Match[str]) -> bool:
-    """Whether the values are those of an evaluation, or the step counts the steps of an epoch: `Epoch 2, step 10/100`,
-    `epoch 1 iter 5`. After the word step, a number without `/` counts on through the epochs."""
+    """Whether the values are those of an evaluation, or the step counts the steps of an epoch, as in `Epoch 2, step
+    10/100` or `epoch 1 iter 5`. A number after the word step and without `/` is taken to count on through the
+    epochs."""
     groups = found.re.groupindex.keys() & {"step", "loss"}
     before = line[: max(found.end(group) for group in groups)]
     if _EVALUATION.search(before) or _EVALUATES.search(line):

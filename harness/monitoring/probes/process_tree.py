@@ -90,7 +90,7 @@ class Member:
 @dataclass
 class ProcessTree:
     """The live processes of a job. `run_id`: the mark in their environment; None if torchaos did not launch the job.
-    `node`: the node of all of them; None: as the environment of each says. Not thread-safe."""
+    `node`: the node of all of them; None if the environment of each process names its node. Not thread-safe."""
 
     run_id: str | None
     node: int | None = None

@@ -70,7 +70,7 @@ class Sockets:
 
 
 def _lost(info: str) -> int:
-    """How often unconfirmed data was sent again. 0 if a peer only reads slowly: then no data is on the way, and the
+    """How often unconfirmed data was sent again. 0 if a peer only reads slowly, because then no data is on the way: the
     kernel only asks the peer for room."""
     backoff = _BACKOFF.search(info)
     return int(backoff[1]) if backoff and _UNACKED.search(info) else 0

@@ -82,7 +82,7 @@ class CommandSucceeds(CommandFails):
 
 
 class _Answers:
-    """Emits an answer only if it differs from the answer before it."""
+    """Emits an answer only if it differs from the previous answer."""
 
     def __init__(self, key: str, period_s: float) -> None:
         self.period_s, self._key = period_s, key

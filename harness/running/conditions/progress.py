@@ -84,14 +84,14 @@ def _start_of(trigger: After, whole: Merged, history: Callable[[], History]) -> 
 
 @dataclass(frozen=True)
 class Seen(RunEvents):
-    """The facts of a run that a condition reads, as they are now."""
+    """The present facts of a run, for conditions."""
 
     events: Sequence[Event]
     history: History
 
 
 def _stepped_since(whole: Merged, at: float, lethal: bool) -> bool:
-    """Whether a step has ended since the fault (`at`). Without such a step the job has not recovered, and the history,
+    """Whether a step has ended since the fault (the event `at`). If not, the job has not recovered, and the history,
     which is costly, is not needed."""
     steps = whole.steps_made
     hit = steps.at(steps.mono_s <= at).attempt.max(initial=0)  # the attempt that was hit, or a later one

@@ -39,9 +39,9 @@ from torchaos.harness.running.launchers.job import JobView
 
 
 def ranks_now(fault: PlannedFault, job: JobView) -> Sequence[int]:
-    """The ranks to hit. If the target is a node, these are the ranks that the node has now: after a restart, or with a
-    standby node, they may differ from the plan. A fault in the rank always hits the planned ranks, because it was armed
-    there."""
+    """The ranks to hit. For a target node, these are the ranks that the node has now: after a restart, or with a
+    standby node, they may differ from the plan. A fault inside a rank always hits the planned ranks, because it was
+    armed there."""
     target = fault.target
     if not target.nodes or fault.where == "rank":
         return target.ranks
@@ -100,8 +100,8 @@ class FaultPages:
                 page.write(page.GO, PageSlot.GO_ON)
 
     def triggers(self) -> Iterator[RankTrigger]:
-        """The triggers for the ranks. If a fault in the rank is triggered from outside, it fires when its rank next
-        enters the injector's usual phase, or any phase if the injector has none."""
+        """The triggers for the ranks. A fault inside the rank whose trigger is seen from outside fires when its rank
+        next enters the injector's usual phase, or any phase if the injector has none."""
         fault = self.fault
         when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, phase_of(fault.inject))
         lease_s = LEASE_S if fault.duration_s is None else fault.duration_s
@@ -235,8 +235,8 @@ class FaultLife:
                 release()
 
     def _arm(self, moment: Moment, page: ControlPage, fired: int, last_armed: RankProcess | None) -> RankProcess | None:
-        """If the pacer has a new process, writes the undo to disk and arms that process. Returns the process that is
-        armed now."""
+        """If the pacer (the rank at whose Moment the fault is due) has a new process, writes the undo to disk and arms
+        that process. Returns the process that is armed now."""
         pacer = self._on.job.ranks().get(moment.pacer)
         if pacer is None or pacer == last_armed or moment.attempt not in (None, pacer.attempt):
             return last_armed
@@ -339,8 +339,8 @@ class FaultLife:
         )  # fmt: skip
 
     def _near(self, moment: Moment) -> bool:
-        """Whether the Moment may come within the next two steps. Only then is the page checked often, because that
-        slows the job."""
+        """Whether the Moment may come within the next two steps. Only then is the control page checked often, because
+        checks slow the job."""
         return (
             moment.step is None or moment.attempt is not None or self._progress.get(moment.pacer, 0) >= moment.step - 2
         )
@@ -398,8 +398,8 @@ class LocalFaults(FaultHost):
         return [name for name, life in lives.items() if not life.join(wait_s, hurried)]
 
     def undo(self, fault: str | None = None) -> list[str]:
-        """Undoes the fault, or all faults if it is None, the last first. Returns an empty list, because the results are
-        in the journal."""
+        """Undoes the fault; None: all faults, the last first. Returns an empty list, because the results are in the
+        journal."""
         with self._lock:
             lives = [life for name, life in reversed(self._lives.items()) if fault in (None, name)]
         for life in lives:

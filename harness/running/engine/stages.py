@@ -58,7 +58,7 @@ class BaseWriter:
     the witnesses do not show the base, nothing is written, and the trigger is missed: the base is never guessed."""
 
     def __init__(self, pages: Sequence[Mapping[int, ControlPage]]) -> None:
-        """`pages`: those of each fault, by rank."""
+        """`pages`: for each fault, its control pages by rank."""
         self._pages = [item for of_fault in pages for item in of_fault.items()]
         self._ranks = {rank for rank, _page in self._pages}
         self._waiting: dict[
@@ -128,7 +128,7 @@ class Run:
             }  # fmt: skip
 
     def hurry(self) -> None:
-        """From now on, the run waits for nothing and reads no more evidence. All faults are still undone."""
+        """From now on, the run does not wait and reads no more evidence. All faults are still undone."""
         self._hurried = True
 
     @property
@@ -240,8 +240,8 @@ class Run:
             self.journal.emit(Kind.STOPPED, self._stopped)
 
     def _look_at_ranks(self) -> None:
-        """If the job has to be ended, records first what its ranks are doing. Does nothing if a job on other machines
-        has no rank."""
+        """Records what the job's ranks are doing, if the job is about to be ended. Does nothing if a job on other
+        machines has no rank."""
         stopped = self._stopped
         if stopped is None or stopped["interrupted"] or stopped["enough"] or self._job.done or self._hurried:
             return

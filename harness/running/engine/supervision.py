@@ -97,8 +97,8 @@ class Throttle:
 
 class FaultStart:
     """Waits, in a thread of its own, for the steady state and, if the trigger is seen from outside, until it is due.
-    Then the host begins the fault. (A fault at a step has begun then, and waits for the step in the rank.) If the run
-    ends before, nothing begins."""
+    Then the host begins the fault. (A fault at a step then waits for the step in the rank.) If the run ends earlier,
+    nothing begins."""
 
     def __init__(self, fault: PlannedFault, host: FaultHost, on: FaultContext) -> None:
         self._fault, self._host, self._on = fault, host, on
@@ -154,7 +154,7 @@ class ConditionWatches:
         return all(condition.holds(events, now_s) for condition in self._steady.values())
 
     def broken(self, events: Sequence[Event], now_s: float) -> tuple[str, bool] | None:
-        """The stop condition that holds now, as a clause, and whether the condition is about the job. None if no stop
+        """The stop condition that holds now, as a clause; and whether this condition is about the job. None if no stop
         condition holds. The longer the run, the less often this is checked."""
         if not self._stop or not self._broken_throttle.due():
             return None

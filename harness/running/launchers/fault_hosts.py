@@ -1,5 +1,5 @@
-"""Who applies the faults of a run: `FaultHost`, and `RemoteFaults` for those that the agents of other nodes apply. The
-host on this machine is in `engine/fault_lifecycle.py`."""
+"""Decides who applies the faults of a run: `FaultHost`, and `RemoteFaults` for faults that the agents of other nodes
+apply. The host on this machine is in `engine/fault_lifecycle.py`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class FaultHost(ABC):
 
     @abstractmethod
     def undo(self, fault: str) -> list[str]:
-        """Undoes the fault, if it has begun. The result is recorded where the fault is. If it could not be recorded
-        there, returns the reasons why the fault counts as not undone."""
+        """Undoes the fault, if it has begun. The machine that applies the fault records the result. If it could not
+        record the result, returns the reasons why the fault counts as not undone."""
 
 
 def ranks_with_page(fault: PlannedFault) -> Sequence[int]:

@@ -236,7 +236,7 @@ def spec_of_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
 
 
 class JobView:
-    """What a fault can hit in a running job, as it is now. This view can't start or end the job."""
+    """The parts of a running job that a fault can hit, as they are now. This view can't start or end the job."""
 
     def __init__(self, watch: RankWatch, mark: str) -> None:
         """`mark`: the mark in the environment of the job's processes, see `processes.family`."""
@@ -264,7 +264,7 @@ class JobView:
         return {}
 
     def members(self) -> dict[int, int]:
-        """Every living process of the job: start times (clock ticks since boot) by pid."""
+        """All living processes of the job: start times (clock ticks since boot) by pid."""
         living = {pid: ticks for pid, ticks in self._watch.members().items() if processes.is_alive(pid, ticks)}
         return {**living, **processes.family(self._mark)}
 

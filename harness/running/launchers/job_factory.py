@@ -68,8 +68,8 @@ def job_for(
 
 
 def check_cluster(plan: Plan, folder: RunDir) -> None:
-    """Asks, before anything is made, whether the cluster can run the job and whether the user has the rights that the
-    faults need. `folder`: the run directory, which has the plan. Raises UsageError if not, and ChaosError if the
+    """Asks the cluster, before anything is made, whether it can run the job, and whether the user has the rights that
+    the faults need. `folder`: the run directory, which has the plan. Raises UsageError if not, and ChaosError if the
     cluster does not answer."""
     if kind_of_job(plan.launcher, plan.job.attach_pid) is RemoteJob:
         launcher = registry.find("launchers", plan.launcher)

@@ -23,8 +23,8 @@ from torchaos.harness.running.launchers.node_channel import mark_of, packed
 
 
 def apart(tree: Any) -> Any:
-    """A copy in which no two places share an object. Places with the same YAML anchor share one, and a change of one
-    pod would change the other pod, too."""
+    """A copy in which no two places share an object. Places with the same YAML anchor share an object, so a change of
+    one pod would change another pod, too."""
     if isinstance(tree, dict):
         return {key: apart(child) for key, child in tree.items()}
     return [apart(child) for child in tree] if isinstance(tree, list) else tree

@@ -36,8 +36,8 @@ _LOOK_S = 0.05
 
 
 class RemoteJob(SubmittedJob):
-    """A job whose nodes are other machines. `faults`: the faults of the plan. `new_log` is given if torchaos attaches
-    to a job that runs already; the agents read all other output. The methods may be called from any thread."""
+    """A job whose nodes are other machines. `faults`: the faults of the plan. `new_log`: given if torchaos attaches to
+    a running job; the agents read all other output. The methods may be called from any thread."""
 
     is_here: ClassVar[bool] = False
     journals: ClassVar[str] = "harness*.jsonl"  # the agents send their events, which a shared disk may show late
@@ -178,8 +178,8 @@ class RemoteJob(SubmittedJob):
         return next(each for each in self._nodes if each.index == node)
 
     def _code(self, codes: Sequence[int | None]) -> int | None:
-        """The first exit code other than 0, of the nodes that were in the job at its end. `codes`: those of the
-        launcher's commands, which are used if an agent reported none."""
+        """The first exit code other than 0, of the nodes that were in the job at its end. `codes`: the exit codes of
+        the launcher's commands, used if an agent reported none."""
         # In a job to which torchaos attached, each node counts its own attempts, and a rank may have ended unseen.
         nodes = set() if self._attached else self._nodes_at_end()
         nodes = nodes or {node.index for node in self._nodes}

@@ -3,9 +3,10 @@ out the scenario.
 
 Input: a scenario and a seed. Output: a `Plan`, the same for the same seed. Nothing is started or changed.
 
-`check_script` and `check_targets` report what the planner would refuse, for a file that is only checked: a script that
-does not exist, and targets that the job does not have. `warnings_of` warns about a scenario that can be carried out but
-probably does not test what the user intends. Each warning has its place in the file, and says what to do."""
+`check_script` and `check_targets` are for a file that is only checked. They report what the planner would refuse: a
+script that does not exist, and targets that the job does not have. `warnings_of` warns about a scenario that can be
+carried out but probably does not test what the user intends. Each warning has its place in the file, and says what to
+do."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 @dataclass(frozen=True)
 class FaultAt:
-    """The place of a fault in its file, as text for a message. The file is read only if a message is needed."""
+    """The place of a fault in its file, as text for messages. The file is read only if a message is made."""
 
     file: Path
     number: int
@@ -309,7 +309,7 @@ def _off_target(fault: Fault, found: Any, target: Target, launcher: str, job: Pl
 
 
 def _out_of_reach(fault: Fault, found: Any, job: PlannedJob) -> Iterator[str]:
-    """Why the fault would not be felt: what it hits is not what the job's collectives use."""
+    """Why the fault would not be felt: the job's collectives do not use what it hits."""
     env = {**os.environ, **job.env}
     if found.on_collectives and not fault.with_.get("ports"):
         over = transport_of(env, job.nodes, Machine.this())
@@ -323,8 +323,8 @@ def _out_of_reach(fault: Fault, found: Any, job: PlannedJob) -> Iterator[str]:
 
 
 def _duration(fault: Fault, found: Any, limits: Limits, where: FaultAt) -> float | None:
-    """How long the fault lasts, in seconds: its own `for`; without it, `limits.duration` if this kind of fault lasts.
-    None if the fault has no duration."""
+    """How long the fault lasts, in seconds: its own `for` or, for a lasting fault without it, `limits.duration`. None
+    if the fault has no duration."""
     most = limits.duration
     if most is not None and fault.for_ is not None and fault.for_ > most:
         raise UsageError(

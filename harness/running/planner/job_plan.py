@@ -260,8 +260,8 @@ def check_script(job: Job, launcher: str, file: Path) -> None:
 
 
 def _program(name: str, cwd: Path, file: Path, *keys: str) -> str:
-    """The absolute path of the program of the command that the file has under these keys. Raises UsageError if there is
-    no such program."""
+    """The absolute path of the program of the command at these keys in the file. Raises UsageError if there is no such
+    program."""
     try:
         return resolve_program(name, cwd)
     except UsageError as error:

@@ -285,7 +285,7 @@ def scenario_text(
     name: str, draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str] | None = None
 ) -> str:  # fmt: skip
     """The text of the scenario file. `name`: the scenario's name. `step`: the step in which the rank dies. `blind`: the
-    assertions that see too little of this job, each with the reason; None: no run of the job was seen."""
+    assertions that see too little of this job, each with the reason; None if no run of the job was observed."""
     blind = dict.fromkeys(AFTER_A_LOOK, UNKNOWN) if blind is None else blind
     rank = draft.ranks - 1
     job = [f"  command: {_one_line(_command(draft), flow=False)}"]

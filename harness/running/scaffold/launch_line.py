@@ -151,7 +151,8 @@ def _sbatch(launch: Launch) -> None:
 
 
 def _take(launch: Launch, job: tuple[int, list[str]], batch: Batch, name: str, where: str = "") -> None:
-    """Puts the line of a script that starts the job in the place of the script. `job`: its number and its words."""
+    """Puts the line that starts the job, read from a script, in the place of the script. `job`: its number and its
+    words."""
     number, launch.words = job
     launch.adds |= batch.exported
     launch.folder = batch.folder if batch.folder and not _LEFT.search(batch.folder) else launch.folder
@@ -208,8 +209,8 @@ def _shell(launch: Launch) -> None:
 
 
 def _script(launch: Launch, words: Sequence[str]) -> None:
-    """A shell script. On one machine the script can also be the command itself. It is, unless all of the line that
-    starts the job is known."""
+    """A shell script. Its line that starts the job takes its place, if that line is completely known; otherwise, on one
+    machine, the script itself stays the command."""
     try:
         if words[0] in launch.written:
             batch = parse_batch(launch.written[words[0]], words[1:], launch.env, _as_options(launch))

@@ -27,8 +27,7 @@ from torchaos.harness.running.twin import Twins
 
 @dataclass(frozen=True)
 class Seen:
-    """One kind of data: what the agent saw of it in a run without faults, and the assertions that can't judge without
-    it."""
+    """One kind of data: what a run without faults showed of it, and the assertions that can't judge without it."""
 
     name: str
     words: str  # a description of the data, or why there is none

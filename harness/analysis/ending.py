@@ -394,7 +394,7 @@ def _before_steps(run: Record, attempt: int) -> list[Load]:
 
 
 def _found(run: Record, path: str) -> str:
-    """What the inventory at the end says of a checkpoint, in brackets. Empty if it says nothing."""
+    """The problem of a checkpoint according to the inventory at the end, in brackets. Empty if none is known."""
     for one in checkpoints_of(run) or ():
         there = posixpath.join(root_of(run), one.path)
         if one.problem and (there == path or is_below(there, path) or is_below(path, there)):

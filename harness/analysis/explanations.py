@@ -119,7 +119,8 @@ def _given(run: Record) -> dict[str, float]:
 
 
 def _took(recovery: Recovery, since: str | None, part: str) -> float:
-    """Seconds from one part to another; 0 if one of the two was not seen. `since` None: from the fault."""
+    """Seconds from the end of the part `since` (None: from the fault) to the end of `part`; 0 if one of the two was not
+    seen."""
     begin, end = 0.0 if since is None else recovery.parts.get(since), recovery.parts.get(part)
     return 0.0 if begin is None or end is None else end - begin
 

@@ -59,7 +59,7 @@ def _is_shown(attempt: Attempt) -> bool:
 
 
 def ask(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """What `judge` says; inconclusive if data was not seen that the assertion requires."""
+    """The finding of the assertion's `judge`; inconclusive if data was not seen that the assertion requires."""
     missing = (lacking(run, need) for need in assertion.requires)
     return next(filter(None, missing), None) or assertion.judge(run, twins)
 

@@ -55,7 +55,7 @@ SPLIT_BRAIN = "split_brain"  # a case that is added if there was a split brain, 
 
 
 def harm_of(name: str) -> Harm:
-    """What the failure of this assertion, or of the case of a split brain, means for the job."""
+    """The consequence for the job if this assertion, or the case of a split brain, fails."""
     if name == SPLIT_BRAIN:
         return Harm.WRONG_RESULT
     declared = registry.find("assertions", name).harm

@@ -156,7 +156,7 @@ class SchedulerFault(Fault, ABC):
         Raises OSError if the scheduler refuses."""
 
     def said(self, node: Any) -> str:
-        """What the scheduler says about a node, if the fault has taken effect there. Otherwise empty. Raises OSError if
+        """The scheduler's words about a node, if the fault has taken effect there. Otherwise empty. Raises OSError if
         the scheduler does not answer."""
         return f"node {node.index} is not the job's any more" if node.over() else ""
 

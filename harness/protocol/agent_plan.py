@@ -24,8 +24,9 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in a rank that only the agent can see. The pacer is the rank in which the fault fires at this point or,
-    for a fault from outside, the rank that is held there."""
+    """A point in a rank that only the agent can see: the nth time that a phase of a step is entered in an attempt. The
+    *pacer* is the rank in which the fault fires at this point or, for a fault from outside, the rank that is held
+    there."""
 
     pacer: int
     step: int | None  # global step during which it fires, counted from 1; None: any

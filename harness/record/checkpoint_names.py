@@ -1,5 +1,5 @@
-"""What the names of checkpoints and of their files show: the step, the name that a file has when it is complete, and
-which of several files holds the model. A name is only a hint: what was recorded of a file counts more."""
+"""Reads the names of checkpoints and of their files: the step, the name that a file has when it is complete, and which
+of several files holds the model. A name is only a hint: what was recorded of a file counts more."""
 
 from __future__ import annotations
 

@@ -252,8 +252,8 @@ def parts_of(plan: Plan) -> Parts:
 
 
 def difference(parts: Parts, before: Parts) -> str:
-    """What has changed since a twin with the parts `before` was made, as a clause. Empty if that twin is of another
-    job, or was made for assertions with other needs."""
+    """A clause: the changes since a twin with the parts `before` was made. Empty if that twin is of another job, or was
+    made for assertions with other needs."""
     if any(parts[name] != before[name] for name in ("launcher", "needs")):
         return ""
     if any(parts["job"][name] != before["job"].get(name) for name in ("command", "cwd", "env")):

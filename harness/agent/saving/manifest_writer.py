@@ -65,7 +65,7 @@ def rest_of(file: BinaryIO, size: int, spans: list[tuple[int, int, str]]) -> str
 
 
 def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]] | None:
-    """The same spans with a CRC-32 after each xxh3. None if the file no longer has the digests of the spans."""
+    """The spans, with a CRC-32 after each xxh3. None if the file no longer has the digests of the spans."""
     result = []
     for offset, length, digests in spans:
         parts = []
@@ -117,7 +117,7 @@ class Manifest:
         self._add(path, about, about.st_size, spans, rest, raced)
 
     def add_whole(self, path: str, about: os.stat_result | None, spans: list[tuple[int, int, str]]) -> None:
-        """Adds a file of which every byte was digested. `about` None: the file is not on a local file system."""
+        """Adds a file of which every byte was digested. `about`: None if the file is not on a local file system."""
         self._add(path, about, spans[-1][1], spans, None)
 
     def _add(

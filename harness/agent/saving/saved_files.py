@@ -1,5 +1,5 @@
-"""What becomes of the files of checkpoints: the paths to report (`absolute`); saved files that are renamed or removed
-(`RenameHook`); and the files to which the job writes what torch.save wrote to memory (`BufferSaves`).
+"""Follows the files of checkpoints after a save: the paths to report (`absolute`); saved files that are renamed or
+removed (`RenameHook`); and the files to which the job writes what torch.save wrote to memory (`BufferSaves`).
 
 Many jobs write `ckpt-4.tmp` and rename it when it is complete, and many keep only the newest checkpoint. So os.rename
 and os.replace (also called by Path.rename and Path.replace), os.remove, os.unlink, shutil.move (which copies the file

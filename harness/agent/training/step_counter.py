@@ -151,8 +151,8 @@ class StepCounter:
         self.ever_backward = True
 
     def backward_end(self, ok: bool = True) -> Closed:
-        """Notes that a backward ended, and returns what ended with it. `ok` False: it raised an exception, so it left
-        no gradient."""
+        """Notes that a backward ended, and returns the parts of the iteration that ended with it. `ok`: False if the
+        backward raised an exception, so that it left no gradient."""
         self._backward_depth -= 1
         if self._backward_depth or not ok:
             return NOTHING
@@ -175,8 +175,8 @@ class StepCounter:
             del self.open_steps[self.open_steps.index(key) :]
 
     def step_end(self, key: Hashable) -> Closed:
-        """Notes that an optimizer step ended, and returns what ended with it. The caller also reports steps that a
-        GradScaler skips."""
+        """Notes that an optimizer step ended, and returns the parts of the iteration that ended with it. The caller
+        also reports steps that a GradScaler skips."""
         while self.open_steps and self.open_steps.pop() != key:
             pass
         if self.open_steps:
@@ -343,8 +343,8 @@ class Tally:
         self.now = Segment()
 
     def take(self, with_last: bool) -> Segment:
-        """The finished segments of an iteration, joined. `with_last` False: without the last segment, which belongs to
-        the next iteration."""
+        """The finished segments of an iteration, joined. If `with_last` is false, without the last segment, which
+        belongs to the next iteration."""
         if with_last and len(self._done) == 1:
             return self._done.pop()
         count = len(self._done) if with_last else len(self._done) - 1

@@ -193,7 +193,8 @@ class SampleBudget:
         self._left: float = float("inf") if allowed is None else allowed - _spent(agent)
 
     def sums(self, samples: bytes, indices: Sequence[int] | None) -> Sums | None:
-        """What to write instead of these samples. None: they are kept in full. Must be called once for each step."""
+        """The sums to write instead of these samples; None if they are kept in full. Must be called once for each
+        step."""
         self._left -= len(samples) + _INDEX * len(indices or ())
         if self._left >= 0 or self._is_near():
             return None

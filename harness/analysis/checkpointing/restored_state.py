@@ -94,7 +94,7 @@ class Begun:
         return [other for other in self.of(RNG) if self.drawn is not None and other.name in (self.changing or ())]
 
     def generators_in_words(self, others: Sequence[Other], world: int) -> str:
-        """What was seen of these generators, in clauses."""
+        """The state of these generators, as far as seen, in clauses."""
         draws = said("draws") if self.drawn else ""
         known = [other for other in others if other.holds != said("others")]
         clauses = [said("rng", draws=draws, found=in_words(known, world))] if known else []

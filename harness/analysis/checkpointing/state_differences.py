@@ -45,8 +45,8 @@ _MOMENTS = re.compile(r"^(?:\w*(?:exp_avg|momentum|moment|avg|sum|acc|buf|state|
 
 
 def of_optimizer(others: Sequence[Other]) -> str:
-    """What to call these parts of an optimizer's state: "moments", or the attribute of an optimizer of a plain class
-    that holds all of them and has another name, such as "masters"."""
+    """The word for these parts of an optimizer's state: "moments", or the attribute of an optimizer of a plain class
+    that holds all of them, if it has another name, such as "masters"."""
     names = [other.name.split("/") for other in others if other.quantity == MOMENTS]
     attributes = {name[1] if len(name) > 1 and name[1] != name[0] else "" for name in names}
     (only, *more) = attributes or {""}

@@ -295,8 +295,8 @@ def agree(run: Record, twins: Sequence[Record]) -> bool:
 
 
 def what_differs(run: Record, twins: Sequence[Record]) -> str:
-    """What is not bitwise equal to the first twin: the first step with another loss or learning rate, or else an entry
-    of a checkpoint. Empty if they agree."""
+    """The first difference from the first twin, in words, if the run is not bitwise equal to it: the first step with
+    another loss or learning rate, or else an entry of a checkpoint. Empty if they agree."""
     twin = twins[0]
     theirs = twin.history.by_step()
     ours = until(history_of(run, twins).by_step(), final_step(twin))

@@ -185,7 +185,7 @@ class _Resumed:
 
     @property
     def facts(self) -> list[Fact]:
-        """What differs, in the order of the data flow."""
+        """The differences, in the order of the data flow."""
         ours, theirs, since = self._ours, self._theirs, self._since
         exact = [accumulation(self._base, ours, theirs, self._first), loss_scale(ours, theirs, self._first)]
         skips = other_iterations(ours, theirs, self._first.step)  # the samples and the schedule follow from them
@@ -216,8 +216,8 @@ class _Resumed:
         return [loads, *found] if loads and all(fact.step >= loads.step for fact in found) else found
 
     def _of_update(self, skips: bool, skip: Fact | None) -> Iterator[Fact]:
-        """What differs in the updates. `skips`: the twin makes other iterations; `skip`: an update that was skipped in
-        only one of run and twin. What follows from these is left out."""
+        """The differences in the updates. `skips`: the twin makes other iterations; `skip`: an update that was skipped
+        in only one of run and twin. The consequences of these two are left out."""
         since, ours, theirs = self._since, self._ours, self._theirs
         counter = counter_fact(since, ours, theirs, "optimizer counter", lambda step: step.opt_step, self._base)
         if skips and counter and counter.step == self._first.step:
@@ -233,7 +233,7 @@ class _Resumed:
         yield from filter(None, (idle, counter, schedule))
 
     def _files(self) -> Iterator[Fact]:
-        """What was loaded, where no value shows a difference."""
+        """Finds ranks that loaded a checkpoint of another step; used if no value shows a difference."""
         if other := apart(self._part):
             words = said("files apart", ranks=listed(other.ranks), step=other.step, base=self._base)
             yield Fact("files", self._base + 1, words)

@@ -162,7 +162,7 @@ class Comparison:
 
     @property
     def first_in_words(self) -> str:
-        """What differs first."""
+        """The first difference, in words."""
         scaled = self.first is not None and is_scaled(self._ours, self._twins[0], self.first)
         return "loss times its scale" if scaled else self.first.what if self.first else ""
 

@@ -1,4 +1,4 @@
-"""What differs first between the steps of a run and those of its twin, as facts for a cause (causes.py)."""
+"""Finds the first differences between the steps of a run and those of its twin, as facts for a cause (causes.py)."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) 
 
 
 def _left_open(layout: Checkpoint, manifest: bool) -> list[str]:
-    """What the layout leaves open: whether this is the whole checkpoint."""
+    """Why it is not known whether this is the whole checkpoint, as far as the layout shows it."""
     if not layout.loadable or any(problem.kind is Trouble.UNKNOWN for problem in layout.problems):
         return []
     if layout.unread:

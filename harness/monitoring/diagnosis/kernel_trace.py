@@ -52,7 +52,7 @@ _FUNCTION = re.compile(r"/[\w./+-]+:[\w.]+")
 
 @dataclass(frozen=True)
 class Wait:
-    """What one rank waited for, in words, and the longest and the total time in seconds."""
+    """A wait of one rank: its cause in words, and the longest and the total time in seconds."""
 
     rank: int
     what: str

@@ -96,7 +96,7 @@ def by_place(loads: Iterable[Load], own: Executions) -> dict[int, list[Load]]:
 
 
 def at_step(own: Executions, step: int) -> dict[int, Execution]:
-    """What each rank did in this local step of an attempt."""
+    """Each rank's execution of this local step of an attempt."""
     return {execution.rank: execution for execution in own.at(own.local_step == step)}
 
 

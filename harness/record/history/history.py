@@ -193,8 +193,8 @@ class History:
         return self.executions.at(self.executions.mono_s <= before_s)
 
     def steps_done(self, rank: int | None, attempt: int | None, mono_s: float) -> int | None:
-        """How many global steps a rank had completed by that time. `rank` None: the rank that had completed the most.
-        None if not known."""
+        """How many global steps a rank had completed by that time. `rank`: None for the rank that had completed the
+        most. None if not known."""
         life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)
         if life is None or life.base is None:
             return None

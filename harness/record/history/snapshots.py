@@ -23,7 +23,8 @@ StateSums = Mapping[str, Sequence[str]]  # by name: type and shape, and the chec
 
 @dataclass(frozen=True)
 class State:
-    """What one rank recorded at one moment. `event.step`: the steps that it had completed in this attempt."""
+    """The state that one rank recorded at one time. `event.step`: the steps that the rank had completed in this
+    attempt."""
 
     event: Event
     sums: Mapping[str, StateSums]  # by quantity; one that is missing was not seen

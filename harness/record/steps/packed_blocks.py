@@ -295,7 +295,7 @@ def _columns(found: Array, phases: Sequence[str]) -> dict[str, Array]:
 
 
 def narrow(values: Array) -> Array:
-    """The same integers in as few bytes as they need; a single value for all rows if they are equal."""
+    """The integers in as few bytes as they need; a single value for all rows if they are equal."""
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     kind = next(kind for kind in _KINDS if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
     if low == high and values.ndim:

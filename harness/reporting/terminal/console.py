@@ -225,8 +225,8 @@ _LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
 def show(result: Result, console: Console, report: Path | None = None, *, whole: bool = True) -> None:
-    """Prints the facts of one scenario; not `whole`: only the important ones. Readable at 80 columns, without colour,
-    and in ASCII. `report`: the path of its page."""
+    """Prints the facts of one scenario; if `whole` is false, only the important ones. Readable at 80 columns, without
+    colour, and in ASCII. `report`: the path of its page."""
     if whole:
         _whole(result, console, report)
     else:

@@ -198,8 +198,8 @@ _MOST = 3  # failures of a scenario, in short
 
 
 def show_gate(judged: Judged, console: Console, *, whole: bool = True) -> None:
-    """Prints the result of a gate, readable at 80 columns, without colour, and in ASCII. Not `whole`: one line for a
-    scenario that passed."""
+    """Prints the result of a gate, readable at 80 columns, without colour, and in ASCII. If `whole` is false, a
+    scenario that passed gets one line."""
     pen = Pen(console)
     word, colour = ("OPEN", "green") if judged.exit_code is ExitCode.PASSED else ("CLOSED", "red")
     red = [one for one in judged.results if one.verdict is not Verdict.PASSED]

@@ -140,8 +140,8 @@ def warnings(texts: Iterable[str], console: Console) -> None:
 
 
 def ready_scenarios(abouts: Mapping[str, str], console: Console, *, whole: bool = True, counted: bool = False) -> None:
-    """Prints the name and the description of each ready scenario; not `whole`: one line each. `counted`: only those to
-    start with."""
+    """Prints the name and the description of each ready scenario. If `whole` is false, each gets one line. If `counted`
+    is true, only the scenarios to start with are listed."""
     pen = Pen(console)
     first = [name for name in registry.FIRST_SCENARIOS if name in abouts]
     rest = [] if counted else [name for name in abouts if name not in first]
@@ -177,7 +177,7 @@ def _listed(pen: Pen, name: str, width: int, about: str, whole: bool, console: C
 
 
 def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console, *, whole: bool = True) -> None:
-    """Prints plug-ins by group, with their parameters and defaults; not `whole`: one line each."""
+    """Prints plug-ins by group, with their parameters and defaults. If `whole` is false, each gets one line."""
     pen = Pen(console)
     for group, named in groups.items():
         pen.heading(group.capitalize())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chaos import REPOSITORY, RunScenario, kill_rank, left_over, trainer
+from chaos import REPOSITORY, RunScenario, cut_short, kill_rank, left_over, trainer
 from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
@@ -22,8 +22,7 @@ from torchaos.harness.record.rundir import RunDir
 pytestmark = pytest.mark.job
 MAIN = REPOSITORY / "scenarios" / "process" / "kill-rank.yaml"
 STEPS = 40  # the last fault is in step 35
-JOB = yaml.safe_load(MAIN.read_text())["job"]
-JOB["command"] = JOB["command"].replace("--steps 60", f"--steps {STEPS}")
+JOB = yaml.safe_load(MAIN.read_text())["job"] | {"command": cut_short(MAIN, STEPS)[1].partition("=")[2]}
 
 
 @pytest.mark.smoke
@@ -32,7 +31,7 @@ def test_kill_rank_is_judged_and_passes(torchaos: RunScenario, tmp_path: Path) -
     Its folder is judged again, moved and read-only: the verdict is the same, and no socket, process or outside path is
     touched."""
     slow = "assert.0.recovery_time.catch_up=5m"  # a busy machine takes more than the minute
-    run = torchaos(MAIN, "--set", slow, "--set", f"job.command={JOB['command']}")
+    run = torchaos(MAIN, "--set", slow, *cut_short(MAIN, STEPS))
     assert run.exit_code == 0, run
     fault = run.result["faults"][0]
     assert fault["applied"].startswith("step 25, backward"), fault

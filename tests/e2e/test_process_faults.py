@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos import REPOSITORY, RunScenario, left_over
+from chaos import REPOSITORY, RunScenario, cut_short, left_over
 from needs import need
 
 SCENARIOS = sorted(
@@ -22,7 +22,7 @@ ATTEMPTS = {
 # their own, or are kin of scenarios that tests/teeth runs.
 ALONE = {
     "kill-agent": "recovery_time, checkpoint_integrity, loss_continuity, sample_accounting, no_lost_work, "
-    "{completed: {steps: 60}}, clean_exit",
+    "{completed: {steps: 40}}, clean_exit",
 }
 
 pytestmark = pytest.mark.job
@@ -39,7 +39,9 @@ def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> Non
         need("nvml_overlay")
     if path.stem == "in-process-restart":
         pytest.importorskip("nvidia_resiliency_ext", reason="nvidia-resiliency-ext is not installed, which restarts it")
-    alone = ["--set", "twin=none", "--set", f"assert=[{ALONE[path.stem]}]"] if path.stem in ALONE else []
+    alone: list[str] = []
+    if path.stem in ALONE:
+        alone = ["--set", "twin=none", "--set", f"assert=[{ALONE[path.stem]}]", *cut_short(path, 40)]
     run = torchaos(path, *alone)
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run

@@ -65,6 +65,7 @@ def test_damaged_checkpoint(form: str, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, t
     assert ran.checkpoints == {"step-8", "step-16", "step-24", "step-24.damaged"}
 
 
+@pytest.mark.long  # tests/e2e/test_gpu_faults.py shows it, too
 def test_preempted(gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> None:
     """A SIGTERM to one rank makes all save after the same step; then no step is done twice."""
     folder = tmp_path / "run"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import yaml
+
 REPOSITORY = Path(__file__).parents[2]
 TRAINERS = REPOSITORY / "tests" / "trainers"
 
@@ -49,6 +51,13 @@ def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any],
         "assert": ["recovery_time", "checkpoint_integrity", "loss_continuity", "sample_accounting", "completed"],
         **more,
     }
+
+
+def cut_short(scenario: Path, steps: int) -> tuple[str, str]:
+    """The option of `torchaos run` with which the job of a scenario of 60 steps ends sooner."""
+    command = yaml.safe_load(scenario.read_text())["job"]["command"]
+    assert "--steps 60" in command, command
+    return "--set", f"job.command={command.replace('--steps 60', f'--steps {steps}')}"
 
 
 def left_over(folder: Path) -> list[int]:

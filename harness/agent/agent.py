@@ -13,6 +13,7 @@ from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
 from .injection.fault_triggers import FaultTriggers
 from .injection.rank_site import LastingFaults
+from .job_signals import raise_if_of_the_job
 from .training.step_counter import Epochs, Phases, Tally
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ class Agent:
         return self._events.emit(kind, data, step=self.steps_over if step is None else step)
 
     def fail(self, hook: str, error: BaseException) -> None:
-        """Switches one hook off and reports the error, once per hook. The job continues."""
+        """Switches one hook off and reports the error, once per hook. The job continues. Raises the error again if a
+        signal handler of the job raised it."""
+        raise_if_of_the_job(error)
         if hook in self.broken:
             return
         self.broken.add(hook)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..protocol.wire import FAILED, LISTED, READ, WRITTEN
 from .agent import Agent
+from .job_signals import raise_if_of_the_job
 from .saving.saved_files import writes
 
 MOST = 5000  # paths that a process records at most
@@ -51,6 +52,7 @@ class FileReads:
         try:
             self._note(event, args)
         except Exception as error:
+            raise_if_of_the_job(error)
             self._on = False
             os.write(self._fd, f"{FAILED}\0".encode())
             self._agent.fail("reads", error)

@@ -22,6 +22,7 @@ from typing import Any
 from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
 from ..protocol.wire import STACKS, STACKS_SIGNAL
+from .job_signals import raise_if_of_the_job
 
 Then = Callable[[ModuleType], None]
 
@@ -177,6 +178,7 @@ def _safely(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except Exception as error:
+        raise_if_of_the_job(error)
         print(f"torchaos: the attempts of this torchrun are not counted: {error!r}", file=sys.stderr)
         return None
 
@@ -258,6 +260,7 @@ def _wrap_rendezvous(module: ModuleType, name: str, method: str, round_of: Calla
         try:
             _record(int(round_of(self, result)))
         except Exception as error:
+            raise_if_of_the_job(error)
             os.environ.pop(wire.ENV_ROUND, None)
             print(f"torchaos: the round of the rendezvous is not known: {error!r}", file=sys.stderr)
         return result

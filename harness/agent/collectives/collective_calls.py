@@ -15,6 +15,7 @@ from typing import Any
 
 from ...protocol.agent_plan import Collectives
 from ...protocol.collective_stamps import MESSAGES
+from ..job_signals import raise_if_of_the_job
 
 
 class Call:
@@ -32,7 +33,8 @@ class Call:
         """The ProcessGroup of torch, or None if it can't be found."""
         try:
             return self._group()
-        except Exception:
+        except Exception as error:
+            raise_if_of_the_job(error)
             return None
 
     @property
@@ -50,7 +52,8 @@ class Call:
         try:
             other = import_module("torch.distributed").get_global_rank(self.group, self.args[at])
             own = import_module("torch.distributed").get_rank()
-        except Exception:
+        except Exception as error:
+            raise_if_of_the_job(error)
             return None
         return (own, other) if self.op == "send" else (other, own)
 

@@ -36,6 +36,7 @@ from ...protocol import wire
 from ...protocol.collective_stamps import MESSAGES, SLOTS, Stamps, channel
 from ...protocol.wire import Kind, Phase
 from ..agent import Agent
+from ..job_signals import raise_if_of_the_job
 from .collective_calls import Call
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ class StampWriter:
 def _ranks(call: Call) -> Any:
     try:
         return import_module("torch.distributed").get_process_group_ranks(call.group)
-    except Exception:
+    except Exception as error:
+        raise_if_of_the_job(error)
         return None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from zlib import crc32
 
 from ...protocol.wire import CHUNK, THREAD
+from ..job_signals import raise_if_of_the_job
 
 
 def _xxh3() -> Any:
@@ -175,6 +176,7 @@ class Tensors:
             if size:
                 self.digests[name] = (size, digester.digests())
         except Exception as error:
+            raise_if_of_the_job(error)
             self.error = f"{name}: {type(error).__name__}: {error}"
 
 
@@ -240,6 +242,7 @@ class Tee:
         try:
             self.digester.update(view)
         except Exception as error:
+            raise_if_of_the_job(error)
             self.error = f"{type(error).__name__}: {error}"
 
 

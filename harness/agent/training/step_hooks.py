@@ -15,6 +15,7 @@ from typing import Any, Callable
 from ...protocol.wire import Kind, Phase
 from ..agent import Agent
 from ..batches.batch_ring import UNSEEN, TrainedBatches
+from ..job_signals import raise_if_of_the_job
 from .learning_rates import CounterOffset, LearningRates, optimizer_step
 from .plain_optimizers import PlainOptimizers, UpdateDetector
 from .step_counter import NOTHING, Closed, OptimizerTurns, Segment, StepCounter
@@ -442,5 +443,6 @@ def _trains_nothing(optimizer: Any) -> bool:
     try:
         # A DTensor's own any() would be a collective.
         return bool(gradients) and not any(bool(getattr(each, "_local_tensor", each).any()) for each in gradients)
-    except Exception:  # a kind of tensor that does not know any(): then it is taken for a step that trains
+    except Exception as error:  # a kind of tensor that does not know any(): then it is taken for a step that trains
+        raise_if_of_the_job(error)
         return False

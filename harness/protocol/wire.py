@@ -227,7 +227,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.NETWORK: {"fault": "str", "counts": "dict[str, float]", "measured?": "dict[str, float]"},
     # the container engine's report about a node's container
     Kind.CONTAINER: {"fault": "str", "node": "Whole", "action": "str"},
-    # the handles of an undo are on disk; record: its name in the undo log
+    # the handles of an undo are on disk; record: the id of the fault; why: why it can't be undone
     Kind.GUARDED: {"record": "str", "handles": "list[str]", "why?": "str | None"},
     # the reaper has undone a handle
     Kind.HEALED: {"record": "str", "handle": "dict", "verified": "bool", "fault?": "str", "reason?": "str | None"},

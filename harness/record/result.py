@@ -96,7 +96,7 @@ class FaultResult:
     planned: str  # "step 25, backward"
     applied: str | None  # "step 25, backward, pid 4711, attempt 0"; None: it never landed
     evidence: str | None  # None: it was not felt
-    rollback: str  # "not needed: a kill can't be undone", "verified", "INCOMPLETE: ..."
+    rollback: str  # "not possible: a dead process can't be ...", "not needed", "verified", "INCOMPLETE: ..."
     verdict: Verdict
     reason: str
     proved: bool = True  # it landed as planned and was felt, so the run is evidence

@@ -10,8 +10,8 @@ sends {"armed": pid}. Requests carry an `id`, which the answer repeats together 
     {"do": "undo", "name": record or owner or null}                  undoes these records; ok: a list of UndoResult
     {"do": "end"}                           undoes everything that is left; the reaper then exits
 
-The reaper also undoes a record when its time limit is over, and everything when the harness is gone. It imports only
-the standard library, `wire` and its own package, because every run waits until it has started."""
+The reaper also undoes a record when its time limit is over, and everything when the harness is gone. It and all
+that it imports need only the standard library, because every run waits until it has started."""
 
 from __future__ import annotations
 

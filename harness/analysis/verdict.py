@@ -27,7 +27,7 @@ from torchaos.harness.analysis.ending import (
     twins_end_apart,
 )
 from torchaos.harness.analysis.explanations import advice, because, came_at, causes_in_words, linked, split_brain
-from torchaos.harness.analysis.gates import (
+from torchaos.harness.analysis.fault_results import (
     NOTHING_RECORDED,
     fault_result,
     faults_case,

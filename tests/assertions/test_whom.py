@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.analysis.gates import fault_result
+from torchaos.harness.analysis.fault_results import fault_result
 from torchaos.harness.interfaces import Target
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.protocol.wire import Event, Kind

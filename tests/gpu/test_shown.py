@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.analysis.gates import faults_case, synthetic
+from torchaos.harness.analysis.fault_results import faults_case, synthetic
 from torchaos.harness.record.result import FaultResult, Verdict
 from torchaos.harness.reporting.terminal import plan_preview
 

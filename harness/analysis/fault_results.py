@@ -1,6 +1,6 @@
-"""The gates that every fault must pass before assertions count, and the result of each fault. The gates ask whether the
-fault landed (hit its target) as planned, and whether the job outlived the fault. A third gate, whether the fault was
-felt, is in the injector. Pure."""
+"""The result of each fault, and the gates that it must pass before assertions count. The gates ask whether the fault
+landed (hit its target) as planned, and whether the job outlived the fault. A third gate, whether the fault was felt, is
+in the injector. Pure."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _wrong_place(fault: PlannedFault, target: Target, hits: Sequence[Event]) -> 
     strangers = landed.keys() - {None, *target.ranks}
     if strangers:
         return f"it landed on rank {min(each for each in strangers if each is not None)}, which is not its target"
-    on_agents = landed.keys() == {None}
-    due = {None: fault.times * max(1, len(target.nodes))} if on_agents else dict.fromkeys(target.ranks, fault.times)
+    without_rank = landed.keys() == {None}
+    due = {None: fault.times * max(1, len(target.nodes))} if without_rank else dict.fromkeys(target.ranks, fault.times)
     for rank, times in due.items():
         if landed[rank] != times:
             where = "" if rank is None else f" on rank {rank}"

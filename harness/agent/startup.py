@@ -102,7 +102,7 @@ def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
     torchelastic's variables, and if the agent was not started in one of its ancestors."""
     if not {"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", wire.ENV_PLAN} <= environ.keys():
         return None
-    if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # if the pid is the same, this rank has called exec
+    if environ.get(wire.ENV_AGENT_PID, str(pid)) != str(pid):  # if the pid is the same, this rank has called exec
         return None
     size, attempt = int(environ.get("WORLD_SIZE", "1")), wire.attempt_of(environ)
     return Identity(wire.rank_of(environ), int(environ["LOCAL_RANK"]), size, attempt, pid)
@@ -114,17 +114,17 @@ def start_in_rank() -> None:
     try:
         who = identify(os.environ, os.getpid())
         if who is not None:
-            _arm(who)
+            _start_agent(who)
     except Exception as error:
         print(f"torchaos: the agent did not start: {error!r:.300}", file=sys.stderr)
 
 
-def _arm(who: Identity) -> None:
+def _start_agent(who: Identity) -> None:
     from .agent import Agent
     from .hooks import install
 
     plan = AgentPlan.read(os.environ[wire.ENV_PLAN])
-    os.environ[wire.ENV_ARMED] = str(who.pid)
+    os.environ[wire.ENV_AGENT_PID] = str(who.pid)
     folder, source = Path(plan.events), who.source
     while (folder / f"{source}.jsonl").exists():  # written by this same process before it called exec
         source += "x"

@@ -45,7 +45,7 @@ ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several nod
 ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, if the job is several torchruns side by side
 ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/startup.py
 ENV_STORE = "TORCHAOS_STORE"  # the folder whose files are the objects of the job's S3 store
-ENV_ARMED = "TORCHAOS_ARMED"  # pid of the process with the agent; children inherit it, so that they start none
+ENV_AGENT_PID = "TORCHAOS_ARMED"  # pid of the process with the agent; children inherit it, so that they start none
 
 
 class Phase(str, Enum):

@@ -3,7 +3,7 @@
     python -m torchaos.harness.rollback.reaper FD RUN_DIR RUN_ID HARNESS_PID
 
 FD is one end of a socket pair; the harness holds the other. Both send JSON objects, one per line. The reaper first
-sends {"armed": pid}. Requests carry an `id`, which the answer repeats together with `ok` or `error`:
+sends {"ready": pid}. Requests carry an `id`, which the answer repeats together with `ok` or `error`:
 
     {"do": "record_undo", "record": a planned line of the undo log}  writes an undo record; ok when it is on disk
     {"do": "mark", "record", "state", "limit_s": seconds that are left from now on, or null}
@@ -331,7 +331,7 @@ def main(fd: int, run_dir: Path, run_id: str, harness: int) -> None:
         return
     executor = UndoExecutor(log)
     reaper = Reaper(sock, executor, harness)
-    reaper.send({"armed": os.getpid()})
+    reaper.send({"ready": os.getpid()})
     reaper.run()
     if executor.is_done:
         undo_log.remove(run_id)

@@ -60,7 +60,7 @@ class ReaperClient:
         self._lost = ""  # why the reaper is lost; empty: it lives
         self._closed = False
         self._records: dict[str, undo_log.UndoRecord] = {}
-        self._armed: Future[Any] = Future()
+        self._ready: Future[Any] = Future()
         threading.Thread(target=self._listen, name="reaper", daemon=True).start()
 
     @classmethod
@@ -97,12 +97,12 @@ class ReaperClient:
             ) from error
         reaper = cls(process, ours, run_dir, run_id)
         try:
-            reaper._armed.result(ANSWER_S)
+            reaper._ready.result(ANSWER_S)
         except (UndoError, FutureTimeout) as error:
             why = str(error) or f"it did not start within {ANSWER_S:.0f} s"
             reaper._abandon(why)
             undo_log.settle(run_id, run_dir)  # the reaper may have died after it made its entry
-            raise UndoError(f"{run_dir}: the reaper is not armed: {why}; see undo/reaper.log there") from error
+            raise UndoError(f"{run_dir}: the reaper is not ready: {why}; see undo/reaper.log there") from error
         return reaper
 
     @property
@@ -207,7 +207,7 @@ class ReaperClient:
             for line in lines:
                 message = json.loads(line)
                 with self._lock:
-                    future = self._waiting.pop(message["id"], None) if "id" in message else self._armed
+                    future = self._waiting.pop(message["id"], None) if "id" in message else self._ready
                 if future and "error" in message:
                     future.set_exception(UndoError(message["error"]))
                 elif future:
@@ -217,7 +217,7 @@ class ReaperClient:
     def _give_up(self, why: str) -> None:
         with self._lock:
             self._lost = self._lost or why
-            waiting, self._waiting = [*self._waiting.values(), self._armed], {}
+            waiting, self._waiting = [*self._waiting.values(), self._ready], {}
         for future in waiting:
             if not future.done():
                 future.set_exception(_Lost(f"the reaper is gone ({why})"))

@@ -63,7 +63,7 @@ def run(folder: Path, faults: tuple[str, ...]) -> list[Event]:
         **os.environ, **rank, "PYTHONPATH": str(BOOTSTRAP), "FOLDER": str(folder), wire.ENV_RUN_ID: "numeric",
         wire.ENV_PLAN: str(folder / "plan.json"), wire.ENV_ATTEMPT_BASE: "0", "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
-    env.pop(wire.ENV_ARMED, None)
+    env.pop(wire.ENV_AGENT_PID, None)
     (folder / "script.py").write_text(TRAINER)
     process = PARENT.start(folder / "script.py", env, folder / "output.txt")
     said, _ = process.communicate(300)

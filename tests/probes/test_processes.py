@@ -21,8 +21,8 @@ class Tree:
         self.members[pid] = Member(pid, pid, above, 0.0, identity, python)
         return self.members[pid]
 
-    def ranks(self, *armed: int, now_s: float = LATER_S) -> dict[tuple[int, int], int]:
-        return {key: member.pid for key, member in find_ranks(self.members, armed, now_s).ranks.items()}
+    def ranks(self, *with_agent: int, now_s: float = LATER_S) -> dict[tuple[int, int], int]:
+        return {key: member.pid for key, member in find_ranks(self.members, with_agent, now_s).ranks.items()}
 
 
 def two_ranks() -> Tree:

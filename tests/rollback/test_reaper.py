@@ -258,13 +258,13 @@ def test_run_directory_deleted(run_dir: Path, spawn: Any, state_of: Any) -> None
 def test_log_that_cannot_be_had(run_dir: Path) -> None:
     """Where there can be no log there is no reaper, and the error says which run and why."""
     path_of(run_dir).mkdir()
-    with pytest.raises(UndoError, match=r"not armed.*directory"):
+    with pytest.raises(UndoError, match=r"not ready.*directory"):
         ReaperClient.start(run_dir, "test")
     with pytest.raises(UndoError, match="can't be started"):
         ReaperClient.start(run_dir / "missing", "test")
 
 
-def test_reaper_that_dies_before_it_is_armed(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reaper_that_dies_before_it_is_ready(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Killed when its entry in the registry is made and nobody has been told, it leaves no entry behind."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
@@ -276,7 +276,7 @@ def test_reaper_that_dies_before_it_is_armed(run_dir: Path, monkeypatch: pytest.
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with pytest.raises(UndoError, match="not armed"):
+    with pytest.raises(UndoError, match="not ready"):
         ReaperClient.start(run_dir, "test")
     assert undo_log.entries() == ([], [])
 

@@ -238,10 +238,10 @@ class RanksFound:
     agents: dict[int, Member]  # torchelastic's agent by node
 
 
-def find_ranks(members: Mapping[int, Member], armed: Iterable[int], now_s: float) -> RanksFound:
-    """Finds the ranks. `armed`: the pids in which torchaos's agent reported its start. `now_s`: CLOCK_MONOTONIC."""
+def find_ranks(members: Mapping[int, Member], with_agent: Iterable[int], now_s: float) -> RanksFound:
+    """Finds the ranks. `with_agent`: the pids in which an agent reported its start. `now_s`: CLOCK_MONOTONIC."""
     by_key: dict[Key, list[Member]] = defaultdict(list)
-    agents, armed = {}, set(armed)
+    agents, with_agent = {}, set(with_agent)
     below: dict[Member, list[Member]] = defaultdict(list)
     for member in members.values():
         for above in member.ancestors():
@@ -251,7 +251,7 @@ def find_ranks(members: Mapping[int, Member], armed: Iterable[int], now_s: float
             continue
         if top.parent.alive:
             agents[top.identity.node] = top.parent
-        by_key[top.identity.attempt, top.identity.rank] += _trainers(top, below[top], armed, now_s)
+        by_key[top.identity.attempt, top.identity.rank] += _trainers(top, below[top], with_agent, now_s)
     ambiguous = {key: tuple(sorted(each.pid for each in found)) for key, found in by_key.items() if len(found) > 1}
     return RanksFound({key: found[0] for key, found in by_key.items() if len(found) == 1}, ambiguous, agents)
 
@@ -264,10 +264,10 @@ def _is_top(member: Member) -> bool:
     )
 
 
-def _trainers(top: Member, below: list[Member], armed: set[int], now_s: float) -> list[Member]:
+def _trainers(top: Member, below: list[Member], with_agent: set[int], now_s: float) -> list[Member]:
     """The process that trains, in or below the worker `top`. If this is not clear, all candidates. Empty if there is
     none yet."""
-    own = [member for member in (top, *below) if member.pid in armed and member.identity == top.identity]
+    own = [member for member in (top, *below) if member.pid in with_agent and member.identity == top.identity]
     if own:
         return own
     if top.is_python:

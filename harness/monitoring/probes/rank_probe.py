@@ -157,7 +157,7 @@ class RankWatch:
         self._over: set[tuple[int, int]] = set()  # (pid, start_ticks) of ranks that are gone
         self._found = RanksFound({}, {}, {})
         self._refused: set[Key] = set()
-        self._armed: set[int] = set()
+        self._with_agent: set[int] = set()
         self._scan_s = 0.0  # when the next scan is due, CLOCK_MONOTONIC
         self._hints: deque[Event] = deque()
         self._roots: deque[int] = deque()
@@ -288,7 +288,7 @@ class RankWatch:
             is_calm = now > self._tree.changed_s + CALM_S
             self._scan_s = now + (CALM_SCAN_S if is_calm else SCAN_S)
             living = {pid: member for pid, member in members.items() if (pid, member.ticks) not in self._over}
-            self._found = find_ranks(living, self._armed, now)
+            self._found = find_ranks(living, self._with_agent, now)
             differences = self._claims.differences(members, now)
         for text in differences:
             self._journal.emit(Kind.NOTE, {"text": text})
@@ -298,7 +298,7 @@ class RankWatch:
     def _take_hint(self, event: Event) -> None:
         pid = self._outer_pid(event)
         if event.kind is Kind.AGENT_STARTED:
-            self._armed.add(pid)
+            self._with_agent.add(pid)
         if event.rank is not None and event.attempt is not None:
             source = "the agent" if event.kind is Kind.AGENT_STARTED else "torchelastic"
             self._claims.add(source, pid, (event.attempt, event.rank))

@@ -29,7 +29,7 @@ from torchaos.harness.monitoring.probes.job_log import JobLog
 from torchaos.harness.monitoring.probes.process_tree import environ_of
 from torchaos.harness.monitoring.probes.rank_probe import RankWatch
 from torchaos.harness.protocol.wire import (
-    ENV_ARMED,
+    ENV_AGENT_PID,
     ENV_ATTEMPT_BASE,
     ENV_NODE,
     ENV_PLAN,
@@ -57,7 +57,13 @@ def job_env(
     """The environment of a job. `extra`: the variables in the scenario. Without `agent_plan`, no agent is added, and
     PYTHONPATH is not changed."""
     env = {**base_env, **(extra or {})}
-    for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_REPLICA, ENV_ROUND):  # of an outer run, if this run is part of one
+    for name in (
+        ENV_PLAN,
+        ENV_AGENT_PID,
+        ENV_NODE,
+        ENV_REPLICA,
+        ENV_ROUND,
+    ):  # of an outer run, if this run is part of one
         env.pop(name, None)
     for name, value in _UNLESS_SET.items():
         env.setdefault(name, value)

@@ -611,7 +611,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_run_ahead(rank: Any, context: str) -> None:
-    """Samples are what was consumed, not what workers had drawn; the workers themselves stay unarmed."""
+    """Samples are what was consumed, not what workers had drawn; the workers themselves get no agent."""
     ran = rank.run(WORKERS % context)
     assert ran.code == 0, ran.output
     once = [list(range(n, n + 4)) for n in range(0, 12, 4)]
@@ -917,7 +917,7 @@ def test_arms_only_in_a_rank(rank: Any, missing: str) -> None:
     assert (ran.code, ran.output.strip(), ran.events) == (0, "done", [])
 
 
-def test_children_stay_unarmed(rank: Any) -> None:
+def test_children_get_no_agent(rank: Any) -> None:
     """A forked child, and a Python that the rank starts, write nothing, though they inherit its environment."""
     ran = rank.run(
         LOOP
@@ -937,7 +937,7 @@ model(data.tensors[0]).sum().backward(); opt.step()
 
 
 def test_rank_that_calls_exec(rank: Any) -> None:
-    """A rank that replaces itself is the same rank: it is armed again, in a file of its own."""
+    """A rank that replaces itself is the same rank: it gets an agent again, with a file of its own."""
     ran = rank.run(
         """
 import os, sys

@@ -36,7 +36,7 @@ from torchaos.harness.protocol import packed_lines
 from torchaos.harness.protocol.agent_plan import Moment, RankTrigger
 from torchaos.harness.protocol.check_sums import sums_of
 from torchaos.harness.protocol.control_pages import ControlPage
-from torchaos.harness.protocol.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
+from torchaos.harness.protocol.wire import ENV_AGENT_PID, ENV_PLAN, FIELDS, EventFile, Kind
 from torchaos.harness.record.events import journal
 from torchaos.harness.record.history import base_of
 from torchaos.harness.record.plan import After, Plan
@@ -442,7 +442,7 @@ class AgentPlanTarget(_FileOfRun):
                 startup.start_in_rank()
             assert len(said.getvalue()) < 1000, "more than a line or two on the job's stderr"
         finally:
-            for name in (*self._env, ENV_ARMED):
+            for name in (*self._env, ENV_AGENT_PID):
                 os.environ.pop(name, None)
             os.environ.update(before)
             for path in (self.run / "events").glob("rank1-a0-p*x.jsonl"):

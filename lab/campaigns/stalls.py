@@ -388,7 +388,7 @@ def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[
             more = 0.0
             while hit is None and more < 60.0:
                 more += 0.1
-                later = [Opinion(o.observer, o.quiet_s + more, o.usual_s, o.armed) for o in last]
+                later = [Opinion(o.observer, o.quiet_s + more, o.usual_s, o.ready) for o in last]
                 hit = at + more if rule.agree(later) else None
             times += [hit] if hit is not None else []
         alarms, on = 0, False

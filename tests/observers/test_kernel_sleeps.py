@@ -70,7 +70,7 @@ def test_a_kernel_that_cannot_be_looked_into_is_told() -> None:
         raise UsageError("bpftrace can't look into this kernel: no BTF")
 
     opinion = _opinion(KernelSleeps(watch=watch, missing=lambda: None))
-    assert (opinion.armed, opinion.blind) == (False, "bpftrace can't look into this kernel: no BTF")
+    assert (opinion.ready, opinion.blind) == (False, "bpftrace can't look into this kernel: no BTF")
 
 
 def test_a_sleep_confirms_no_hang() -> None:

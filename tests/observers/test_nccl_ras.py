@@ -158,7 +158,7 @@ def test_counts_that_stand_still_are_a_hang(service: Service) -> None:
     """The time counts from the first answer with these counts, and the opinion names the rank that is behind."""
     service.answer = with_counts(42, 41)
     opinion = watched(NcclRas(), lambda seen: seen is not None and seen.quiet_s > 0.6)
-    assert opinion.armed
+    assert opinion.ready
     assert opinion.detail == "rank 1: it has launched 41 AllReduce, and another rank 42"
     assert opinion.ranks == (1,)
 
@@ -201,7 +201,7 @@ def test_another_job_on_the_machine(service: Service) -> None:
     observer, ranks = NcclRas(), [rank(0, 77), rank(1, 78)]
     service.answer = with_counts(42, 41)
     opinion = watched(observer, lambda seen: seen is not None and observer.answered_s > observer.since_s, ranks)
-    assert (opinion.armed, opinion.blind) == (False, "NCCL's RAS answers for another job")
+    assert (opinion.ready, opinion.blind) == (False, "NCCL's RAS answers for another job")
     assert observer.words(ranks) == {}  # also in the report of a hang, whose ranks may have the same numbers
 
 

@@ -120,13 +120,13 @@ def test_metrics_are_blind_without_the_sockets(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with _ranks(REST) as ranks:
         one = _watch(Idle(), ranks, 1.0)
-    assert (one.armed, "ss" in one.blind) == (False, True)
+    assert (one.ready, "ss" in one.blind) == (False, True)
 
 
 def test_stacks_are_blind_without_py_spy() -> None:
     """And say so, also while nobody asks them."""
     one = Stagnation(lambda: None).look(1.0, False, False, [])
-    assert (one.armed, one.blind) == (False, "py-spy is not installed")
+    assert (one.ready, one.blind) == (False, "py-spy is not installed")
 
 
 def test_a_log_that_stops_growing(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_log_that_stops_growing(tmp_path: Path) -> None:
         with path.open("a") as file:
             file.write(f"step {now}\n")
         one = silence.look(now, training=True)
-    assert one.armed
+    assert one.ready
     assert silence.look(9.0, training=True) == Opinion("log", 2.0, 3.0, True)
 
 
@@ -148,7 +148,7 @@ def test_a_collective_that_outlives_the_others(tmp_path: Path) -> None:
     for step in range(12):
         stamps.ended(stamps.begin("all_reduce", group, 8, step))
         one = overdue.look(time.monotonic(), training=True)
-    assert one.armed
+    assert one.ready
     assert overdue.training
     stamps.begin("all_reduce", group, 8, 12)
     later = overdue.look(time.monotonic() + 7.0, training=True)

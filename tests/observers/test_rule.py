@@ -39,10 +39,10 @@ def test_an_observer_that_learns_no_pause_takes_none_away() -> None:
 
 
 def test_one_that_has_seen_too_little_says_nothing() -> None:
-    """An observer that is not armed neither suspects nor agrees."""
-    unarmed = [Opinion("log", LONG, 0.0, armed=False), Opinion("stacks", LONG, 0.0)]
-    assert len(Rule().suspects(unarmed)) == 1
-    assert not Rule().agree(unarmed)
+    """An observer that is not ready neither suspects nor agrees."""
+    not_ready = [Opinion("log", LONG, 0.0, ready=False), Opinion("stacks", LONG, 0.0)]
+    assert len(Rule().suspects(not_ready)) == 1
+    assert not Rule().agree(not_ready)
 
 
 @given(st.lists(st.floats(0.01, 30.0), min_size=5, max_size=40))

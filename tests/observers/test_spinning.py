@@ -102,7 +102,7 @@ def test_opinions_are_told_when_they_change() -> None:
         return Event(kind, "harness", 0, 0.0, 0.0, data=data)
 
     watch = HangWatch(dict, list, None)
-    blind = Opinion("stacks", 0.0, 0.0, armed=False, blind="py-spy is not installed")
+    blind = Opinion("stacks", 0.0, 0.0, ready=False, blind="py-spy is not installed")
     for quiet_s in (0.1, 0.2, 0.6, 5.0, 6.0):
         watch._tell([Opinion("metrics", quiet_s, 0.0, detail="rank 0 is stopped"), blind], emit, [], 10.0)
     opinions = [(data["observer"], data["opinion"]) for kind, data in told if kind is Kind.HANG_OPINION]

@@ -37,13 +37,13 @@ PROGRESS = frozenset({"log", "collectives", "nccl-ras", "kernel"})
 @dataclass(frozen=True)
 class Opinion:
     """The report of one observer: it has seen no activity for `quiet_s` seconds. `usual_s`: the longest quiet time so
-    far that ended with new activity. `armed`: whether the observer has seen enough of the job to have an opinion.
+    far that ended with new activity. `ready`: whether the observer has seen enough of the job to have an opinion.
     `blind`: why it can't see anything at present; empty if it can."""
 
     observer: str  # log, stacks, metrics, collectives, nccl-ras, kernel
     quiet_s: float
     usual_s: float
-    armed: bool = True
+    ready: bool = True
     detail: str = ""
     blind: str = ""
     ranks: tuple[int, ...] = ()  # the ranks that `detail` names, if the observer can tell ranks apart
@@ -65,19 +65,19 @@ class Rule:
         quiet time is at least the usual pause in the job's progress, because processes may be idle in a pause."""
         usual = opinion.usual_s
         if opinion.observer not in PROGRESS:
-            learned = (other for other in opinions if other.armed and other.usual_s)
+            learned = (other for other in opinions if other.ready and other.usual_s)
             usual = max(usual, min((other.usual_s for other in learned if other.observer in PROGRESS), default=0.0))
         return max(self.floor_s, self.k * usual)
 
     def suspects(self, opinions: Iterable[Opinion]) -> list[Opinion]:
         return [
             opinion for opinion in opinions
-            if opinion.armed and opinion.quiet_s >= max(self.suspect_floor_s, self.suspect_k * opinion.usual_s)
+            if opinion.ready and opinion.quiet_s >= max(self.suspect_floor_s, self.suspect_k * opinion.usual_s)
         ]  # fmt: skip
 
     def word(self, opinion: Opinion, opinions: Iterable[Opinion]) -> str:
         """The state of the observer in a word: blind, learning, active, suspects or hangs."""
-        if opinion.blind or not opinion.armed:
+        if opinion.blind or not opinion.ready:
             return "blind" if opinion.blind else "learning"
         if opinion.quiet_s >= self.bound_s(opinion, opinions):
             return "hangs"
@@ -85,7 +85,7 @@ class Rule:
 
     def agree(self, opinions: Sequence[Opinion]) -> list[Opinion]:
         """The opinions that report a hang, if they are enough to declare it. Otherwise empty."""
-        sure = [opinion for opinion in opinions if opinion.armed and opinion.quiet_s >= self.bound_s(opinion, opinions)]
+        sure = [opinion for opinion in opinions if opinion.ready and opinion.quiet_s >= self.bound_s(opinion, opinions)]
         enough = len(sure) >= 2 and any(opinion.observer not in PROGRESS for opinion in sure)
         return sure if enough else []
 
@@ -97,7 +97,7 @@ class Learned:
     longest_s: float = 0.0
     since_s: float | None = None  # when something last happened, CLOCK_MONOTONIC
     events: int = 0
-    needed: int = 3  # events that must be seen before the observer is armed
+    needed: int = 3  # events that must be seen before the observer is ready
 
     def happened(self, now_s: float, counts: bool = True) -> None:
         if self.since_s is not None and counts:
@@ -131,7 +131,7 @@ class LogSilence:
     def look(self, now_s: float, training: bool) -> Opinion:
         paths = [path for path in self._paths() if path.exists()]
         if not paths:
-            return Opinion(self.name, 0.0, 0.0, armed=False, blind="there is no log")
+            return Opinion(self.name, 0.0, 0.0, ready=False, blind="there is no log")
         size = sum(path.stat().st_size for path in paths)
         if size != self._size:
             self._size = size
@@ -166,20 +166,20 @@ class Stagnation:
         """For how long no stack has changed. `wanted`: whether another observer suspects a hang. `working`: whether a
         rank uses the CPU or the disk."""
         if not self._py_spy:
-            return Opinion(self.name, 0.0, 0.0, armed=False, blind="py-spy is not installed")
+            return Opinion(self.name, 0.0, 0.0, ready=False, blind="py-spy is not installed")
         if not wanted:
             self._seen.clear()
-            return Opinion(self.name, 0.0, 0.0, armed=False)
+            return Opinion(self.name, 0.0, 0.0, ready=False)
         if now_s - self._looked_s >= _EVERY_S:
             self._looked_s = now_s
             self._sample([rank.pid for rank in ranks], self._py_spy)
         if unread := sorted(rank.rank for rank in ranks if rank.pid not in self._seen):
-            return Opinion(self.name, 0.0, 0.0, armed=False, blind=f"py-spy can't read the stacks of ranks {unread}")
+            return Opinion(self.name, 0.0, 0.0, ready=False, blind=f"py-spy can't read the stacks of ranks {unread}")
         quiet = min(seen.until_s - seen.since_s for seen in self._seen.values())
         # This observer starts when the others suspect a hang, which is after half a second of quiet.
         quiet = quiet / _BUSY if working else (quiet + 0.5 if quiet >= 2 * _EVERY_S else 0.0)
         detail = "; ".join(f"rank {rank.rank} at {self._seen[rank.pid].stack.place}" for rank in ranks)
-        return Opinion(self.name, quiet, 0.0, armed=True, detail=detail)
+        return Opinion(self.name, quiet, 0.0, ready=True, detail=detail)
 
     def _sample(self, pids: Sequence[int], py_spy: str) -> None:
         """Reads all stacks. On a busy machine this takes long, and some stacks may not be read. A stack that was not
@@ -289,7 +289,7 @@ class KernelSleeps:
             self._asleep, self.problem = (), ""
             return None
         if self.problem:
-            return Opinion(self.name, 0.0, 0.0, armed=False, blind=self.problem)
+            return Opinion(self.name, 0.0, 0.0, ready=False, blind=self.problem)
         if not (self._looking and self._looking.is_alive()) and not self.missing():
             pids = {rank.rank: rank.pid for rank in ranks}
             self._looking = threading.Thread(target=self._ask, args=(pids,), name="kernel")  # some seconds

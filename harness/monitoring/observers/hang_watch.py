@@ -137,16 +137,16 @@ class NcclRas:
             self._asking = threading.Thread(target=self._ask, args=(_address(ranks),), name="nccl-ras", daemon=True)
             self._asking.start()
         if self.problem:
-            return Opinion(self.name, 0.0, 0.0, armed=False, blind=self.problem)
+            return Opinion(self.name, 0.0, 0.0, ready=False, blind=self.problem)
         if not self.found:
             return None
         if not self._own(ranks):
-            return Opinion(self.name, 0.0, 0.0, armed=False, blind="NCCL's RAS answers for another job")
+            return Opinion(self.name, 0.0, 0.0, ready=False, blind="NCCL's RAS answers for another job")
         still_s = self.answered_s - self.since_s
         quiet_s = still_s + _UNTIL_SUSPECTED_S if still_s > 0 else 0.0
         told = self.words(ranks)
         detail = "; ".join(f"rank {rank}: {told[rank]}" for rank in sorted(told))
-        return Opinion(self.name, quiet_s, 0.0, armed=True, detail=detail, ranks=tuple(sorted(told)))
+        return Opinion(self.name, quiet_s, 0.0, ready=True, detail=detail, ranks=tuple(sorted(told)))
 
     def words(self, ranks: Sequence[RankProcess]) -> dict[int, str]:
         """The problems of single ranks of this job in the last answer: RAS can't reach them, or they have launched

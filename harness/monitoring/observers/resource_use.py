@@ -150,7 +150,7 @@ class Idle:
         if not quiet or self._learned.since_s is None:
             self._learned.happened(now_s, training and not late)
         opinion = self._learned.opinion(self.name, now_s, self._seen(ranks, stuck))
-        return replace(opinion, blind=self._sockets.blind, armed=opinion.armed and not self._sockets.blind)
+        return replace(opinion, blind=self._sockets.blind, ready=opinion.ready and not self._sockets.blind)
 
     def _seen(self, ranks: Sequence[RankProcess], stuck: bool) -> str:
         """The reasons for the opinion, in words."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from ..protocol import wire
 from ..protocol.agent_plan import AgentPlan
-from .injection.fault_triggers import FaultTriggers
+from .injection.rank_faults import RankFaults
 from .injection.rank_site import LastingFaults
 from .job_signals import raise_if_of_the_job
 from .training.step_counter import Epochs, Phases, Tally
@@ -66,7 +66,7 @@ class Agent:
         self.reached: Callable[[], list[Any]] = list  # in such a job: the parameters that its losses depend on
         # Beside an optimizer of torch's: the parameters that optimizers of plain classes train.
         self.trained_beside: Callable[[], list[Any]] = list
-        self.triggers = FaultTriggers(self)
+        self.faults = RankFaults(self)
         self.epochs = Epochs(self)
         self.hooks = self._wanted()
         self.live = set(self.hooks)  # hooks in service
@@ -80,11 +80,11 @@ class Agent:
     def _wanted(self) -> tuple[str, ...]:
         """The hooks that the plan names, and the hooks that the faults of this rank need."""
         wanted = {"steps", *self.plan.hooks}
-        for trigger in self.triggers.mine:
-            if trigger.when.step is not None:
+        for fault in self.faults.mine:
+            if fault.when.step is not None:
                 wanted.add("checkpoints")  # loading a checkpoint changes the number of the next step
-            if trigger.when.phase is not None:
-                wanted.add(_HOOK_OF_PHASE[trigger.when.phase])
+            if fault.when.phase is not None:
+                wanted.add(_HOOK_OF_PHASE[fault.when.phase])
         return tuple(sorted(wanted))
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any], step: int | None = None) -> wire.Event:
@@ -142,8 +142,8 @@ class Agent:
         the job."""
         self.phases.enter(phase)
         try:
-            if self.triggers.current:
-                self.triggers.enter(phase, call)
+            if self.faults.current:
+                self.faults.enter(phase, call)
             if call is not None and self.lasting.on_calls:
                 self.lasting.enter(call)
         except BaseException:
@@ -153,8 +153,8 @@ class Agent:
     def starts(self) -> None:
         """Must be called when the process has imported torch and not used it yet. A fault may fire here, as in
         `enter`."""
-        if self.triggers.current:
-            self.triggers.enter(wire.Phase.START)
+        if self.faults.current:
+            self.faults.enter(wire.Phase.START)
 
     def started(self, torch_version: str | None) -> None:
         """Emits the event that describes this rank. `torch_version`: None if the rank never imported torch."""

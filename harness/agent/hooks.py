@@ -70,7 +70,7 @@ class _Installer:
 
         agent, ring = self._agent, BatchRing()
         agent.started(str(torch.__version__))
-        agent.triggers.load()
+        agent.faults.load()
         rates, trained = LearningRates(agent), TrainedBatches(ring)
         steps = StepHooks(agent, Losses(agent), rates, trained)
         self._finish = steps.finish

@@ -46,7 +46,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class RankTrigger:
+class RankFault:
     """What a rank does at a Moment. It applies the class `injector` of the file `source`; or, if both are None, it is
     held until a fault from outside is applied."""
 
@@ -59,11 +59,11 @@ class RankTrigger:
     lease_s: float = 3600.0  # seconds after which a lasting fault ends by itself
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> RankTrigger:
+    def from_dict(cls, raw: Mapping[str, Any]) -> RankFault:
         return cls(**{**raw, "when": Moment.from_dict(raw["when"])})
 
 
-_IN_FILE = {"triggers": "orders"}  # keys whose names differ in the file of an AgentPlan
+_IN_FILE = {"faults": "orders"}  # keys whose names differ in the file of an AgentPlan
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class AgentPlan:
     run_id: str
     events: str  # folder of the event files
     hooks: tuple[str, ...]
-    triggers: tuple[RankTrigger, ...] = ()
+    faults: tuple[RankFault, ...] = ()
     checkpoints: str | None = None
     # How many bytes this rank may write about samples, see agent/training/step_events.py. None: no bound.
     sample_bytes: int | None = None
@@ -89,6 +89,6 @@ class AgentPlan:
         raw = json.loads(Path(path).read_text())
         return cls(
             raw["run_id"], raw["events"], tuple(raw["hooks"]),
-            tuple(map(RankTrigger.from_dict, raw[_IN_FILE["triggers"]])), raw.get("checkpoints"),
+            tuple(map(RankFault.from_dict, raw[_IN_FILE["faults"]])), raw.get("checkpoints"),
             raw.get("sample_bytes"),
         )  # fmt: skip

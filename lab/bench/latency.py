@@ -76,7 +76,7 @@ def train(folder: Path, steps: int) -> None:
 
 def in_the_agent(firings: int) -> dict[str, list[float]]:
     """Times in milliseconds, by the name of the measurement."""
-    from torchaos.harness.protocol.agent_plan import AgentPlan, Moment, RankTrigger
+    from torchaos.harness.protocol.agent_plan import AgentPlan, Moment, RankFault
     from torchaos.harness.protocol.control_pages import ControlPage
     from torchaos.harness.protocol.wire import Phase
     from torchaos.harness.running.launchers.job import job_env
@@ -94,7 +94,7 @@ def in_the_agent(firings: int) -> dict[str, list[float]]:
             page.write(page.ALLOWED, 1)
             page.close()
             stamps = {"path": str(folder / f"{phase.value}.stamps")}
-            triggers.append(RankTrigger(f"f{step}", Moment(0, step, phase), str(path), __file__, "Stamp", stamps))
+            triggers.append(RankFault(f"f{step}", Moment(0, step, phase), str(path), __file__, "Stamp", stamps))
         hooks = ("steps", "loss", "samples", "lr", "checkpoints")
         AgentPlan("bench", str(folder / "events"), hooks, tuple(triggers)).write(folder / "plan.json")
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "bench"}

@@ -33,7 +33,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: (alive.unlink(missing_ok=True), os._exit(143)))
     alive.touch()
     agent.started("none: a stand-in")
-    agent.triggers.load()
+    agent.faults.load()
     agent.starts()
     meet(agent, folder)
     begun = load(agent, folder, Kind)
@@ -57,7 +57,7 @@ def main() -> None:
         data: dict[str, Any] = {"losses": [1 / step], "samples": None, "indices": None, "lr": [0.1], "opt_step": step,
                 "sched_step": None, "phases": {}, "skipped": False}  # fmt: skip
         agent.emit(Kind.STEP, data, agent.steps_over)
-        agent.triggers.step_over()
+        agent.faults.step_over()
         if step % every == 0 and rank == 0:
             save(agent, folder / f"step-{step}.safetensors", step, Kind)
             last = time.monotonic()
@@ -89,7 +89,7 @@ def load(agent: Any, folder: Path, kind: Any) -> int:
         about = {"path": str(path), "format": "safetensors"}
         agent.emit(kind.LOAD_BEGIN, about)
         agent.emit(kind.LOAD_END, {**about, "ok": True, "numbers": {"step": step}})
-        agent.triggers.loaded()
+        agent.faults.loaded()
         return step
     return 0
 

@@ -71,7 +71,7 @@ class Rank:
 
     def trigger(self, source: str | None = None, injector: str = "", page: str = "kill.page", **when: Any) -> Any:
         moment = plan.Moment(**{"pacer": 0, "step": None, "phase": None, **when})
-        return plan.RankTrigger("f1", moment, str(self.folder / page), source, injector)
+        return plan.RankFault("f1", moment, str(self.folder / page), source, injector)
 
     def environment(self, hooks: tuple[str, ...], triggers: tuple[Any, ...], attempt: int) -> dict[str, str]:
         path = self.folder / "plan.json"

@@ -12,7 +12,7 @@ import pytest
 from warm import PARENT
 
 from torchaos.harness.protocol import wire
-from torchaos.harness.protocol.agent_plan import AgentPlan, Moment, RankTrigger
+from torchaos.harness.protocol.agent_plan import AgentPlan, Moment, RankFault
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.wire import Event, Kind, Phase
 from torchaos.harness.running.launchers.job import BOOTSTRAP
@@ -55,7 +55,7 @@ def run(folder: Path, faults: tuple[str, ...]) -> list[Event]:
         page = folder / f"{name}.page"
         ControlPage(page, create=True).write(ControlPage.ALLOWED, 1)
         source = str(INJECTORS / f"{module}.py")
-        triggers.append(RankTrigger(name, Moment(0, step, phase), str(page), source, injector, params, lease_s=60.0))
+        triggers.append(RankFault(name, Moment(0, step, phase), str(page), source, injector, params, lease_s=60.0))
     hooks = ("steps", "loss", "samples", "state", "collectives")
     AgentPlan("run", str(folder / "events"), hooks, tuple(triggers)).write(folder / "plan.json")
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none", "OMP_NUM_THREADS": "1"}

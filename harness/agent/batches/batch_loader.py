@@ -130,8 +130,8 @@ class LoaderHook:
         agent.epochs.receives(iterator)
         if not (self._wrapped or self._trained.makes_batches) or self._trained.wrapper_is_idle:
             agent.phases.loosely(Phase.FORWARD)
-            if agent.triggers.current:
-                agent.triggers.enter(Phase.FORWARD)
+            if agent.faults.current:
+                agent.faults.enter(Phase.FORWARD)
 
     def _cover_index(self, original: Any) -> Any:
         agent = self._agent

@@ -183,9 +183,9 @@ class Transfers:
     def written(self) -> None:
         """Must be called when a save has written everything but has not yet returned to the job. A fault may fire
         here."""
-        if self._agent.on and self._agent.triggers.expects(Phase.CHECKPOINT_WRITTEN):
+        if self._agent.on and self._agent.faults.expects(Phase.CHECKPOINT_WRITTEN):
             self.digesting.settle()  # the manifest reads the file before a fault can damage it
-            self._agent.triggers.enter(Phase.CHECKPOINT_WRITTEN)
+            self._agent.faults.enter(Phase.CHECKPOINT_WRITTEN)
 
     def _found(self, path: str, step: int, blocked_s: float) -> None:
         """Reports a save, when a file with the contents of an earlier torch.save to a buffer is found."""
@@ -233,7 +233,7 @@ class Transfers:
                 self.renames.loaded(path)
                 self._agent.loads += 1
                 self._kept.handled()
-                self._agent.triggers.loaded()
+                self._agent.faults.loaded()
 
 
 class Transfer:

@@ -136,7 +136,7 @@ class StateSums:
         if not agent.steps_over:
             self._first = own
         elif own and own == self._first:
-            agent.triggers.returned_to_start()
+            agent.faults.returned_to_start()
         return found
 
     def _divide(self, begun: dict[str, Any]) -> None:

@@ -420,7 +420,7 @@ class Epochs:
         """Must be called when a backward begins. A fault may fire here."""
         if self._after is not None and self._agent.steps_over >= self._after:
             self._after = None
-            self._agent.triggers.enter(Phase.NEW_EPOCH)
+            self._agent.faults.enter(Phase.NEW_EPOCH)
 
 
 def _is_last(iterator: Any) -> bool:

@@ -215,8 +215,8 @@ class SampleBudget:
         self._handled = agent.loads, agent.saves
         if step <= self._until:
             return True
-        moments = [trigger.when.step for trigger in agent.plan.triggers if trigger.when.step is not None]
-        base = agent.triggers.base
+        moments = [fault.when.step for fault in agent.plan.faults if fault.when.step is not None]
+        base = agent.faults.base
         return base is not None and any(abs(base + step - moment) <= NEAR for moment in moments)
 
 

@@ -79,9 +79,9 @@ class StepHooks:
                 agent.fail("steps", error)
             closed, ok = NOTHING, False
             try:
-                if agent.triggers.current:
+                if agent.faults.current:
                     agent.epochs.backward()
-                    agent.triggers.enter(Phase.BACKWARD)
+                    agent.faults.enter(Phase.BACKWARD)
                 result = original(tensors, *args, **kwargs)
                 ok = True
             finally:
@@ -127,7 +127,7 @@ class StepHooks:
         self._before_zero_grad(kind, self._dropped)
         self._before_zero_grad(import_module("torch").nn.Module, self._cleared)
         load, put_back = kind.load_state_dict, agent.careful("steps")(self._state_loads)
-        was_put_back = agent.careful("orders")(agent.triggers.was_put_back)
+        was_put_back = agent.careful("orders")(agent.faults.was_put_back)
 
         @functools.wraps(load)
         def load_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,9 +183,9 @@ class StepHooks:
         except Exception as error:
             agent.fail("steps", error)
         agent.phases.enter(Phase.OPTIMIZER)
-        if agent.triggers.current:
+        if agent.faults.current:
             try:
-                agent.triggers.enter(Phase.OPTIMIZER)
+                agent.faults.enter(Phase.OPTIMIZER)
             except BaseException:  # torch calls no hook after the step then; the job may catch it, and train on
                 agent.phases.leave(Phase.OPTIMIZER)
                 self._counter.step_failed(id(optimizer))
@@ -389,7 +389,7 @@ class StepHooks:
     def _state_loads(self, optimizer: Any) -> None:
         """Handles a job that loads an optimizer's state during an iteration. This iteration does not count."""
         self._ahead.forget(id(optimizer))
-        self._agent.triggers.puts_back(optimizer)
+        self._agent.faults.puts_back(optimizer)
         self._starts_anew()
 
     def _starts_anew(self) -> None:
@@ -426,7 +426,7 @@ class StepHooks:
                     self._events.emit(with_last)
                 except Exception as error:
                     self._agent.fail("steps", error)
-                self._agent.triggers.step_over()
+                self._agent.faults.step_over()
 
 
 def _trained_by(optimizer: Any) -> set[int]:

@@ -22,7 +22,7 @@ from torchaos.harness import registry
 from torchaos.harness.fault_drivers.site import OutsideSite, Victim
 from torchaos.harness.interfaces import ChaosError, Handle, Hits, Irreversible, RankProcess
 from torchaos.harness.monitoring.probes.rank_probe import Sampling
-from torchaos.harness.protocol.agent_plan import Moment, RankTrigger
+from torchaos.harness.protocol.agent_plan import Moment, RankFault
 from torchaos.harness.protocol.control_pages import ControlPage, State
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.events.journal import Journal
@@ -99,18 +99,18 @@ class FaultPages:
             if self.fault.where == "node":
                 page.write(page.GO, PageSlot.GO_ON)
 
-    def triggers(self) -> Iterator[RankTrigger]:
-        """The triggers for the ranks. A fault inside the rank whose trigger is seen from outside fires when its rank
-        next enters the injector's usual phase, or any phase if the injector has none."""
+    def rank_faults(self) -> Iterator[RankFault]:
+        """The fault, as each of its ranks gets it. A fault inside the rank whose trigger is seen from outside fires when
+        its rank next enters the injector's usual phase, or any phase if the injector has none."""
         fault = self.fault
         when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, phase_of(fault.inject))
         lease_s = LEASE_S if fault.duration_s is None else fault.duration_s
         for rank, path in self.paths.items():
             if fault.where == "rank":
                 moment = replace(when, pacer=rank)
-                yield RankTrigger(fault.id, moment, str(path), fault.source, fault.injector, fault.params, lease_s)
+                yield RankFault(fault.id, moment, str(path), fault.source, fault.injector, fault.params, lease_s)
             else:
-                yield RankTrigger(fault.id, when, str(path))
+                yield RankFault(fault.id, when, str(path))
 
 
 CHECK_S = 1.0  # seconds between checks that an armed fault is still within the limits
@@ -369,9 +369,9 @@ class LocalFaults(FaultHost):
         self._lives: dict[str, FaultLife] = {}
         self._lock = threading.Lock()
 
-    def triggers(self) -> tuple[RankTrigger, ...]:
-        """The triggers for the agent's plan of the ranks on this machine."""
-        return tuple(trigger for of_fault in self._fault_pages.values() for trigger in of_fault.triggers())
+    def rank_faults(self) -> tuple[RankFault, ...]:
+        """The faults for the agent's plan of the ranks on this machine."""
+        return tuple(fault for pages in self._fault_pages.values() for fault in pages.rank_faults())
 
     def takes(self, fault: PlannedFault) -> bool:
         return fault.id in self._fault_pages

@@ -185,7 +185,7 @@ class Run:
         hosts = (*elsewhere, local)
         self._hosts = [(next(host for host in hosts if host.takes(fault)), fault) for fault in plan.faults]
         AgentPlan(
-            self.run_id, str(self.folder.events), plan.hooks, local.triggers(), str(root) if root else None,
+            self.run_id, str(self.folder.events), plan.hooks, local.rank_faults(), str(root) if root else None,
             sample_bytes_of_each(plan.job.world_size),
         ).write(self.folder.agent_plan)  # fmt: skip
         self._bases = BaseWriter([host.pages(fault) for host, fault in self._hosts])

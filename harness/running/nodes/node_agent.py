@@ -113,7 +113,7 @@ class NodeFaults(LocalFaults):
     def write_plan(self, shared: AgentPlan) -> Path:
         """Writes the agent's plan for the ranks of this node, and returns its path. `shared`: the plan for all nodes.
         In the copy, the faults refer to the control pages of this node."""
-        replace(shared, triggers=self.triggers()).write(self._place.agent_plan)
+        replace(shared, faults=self.rank_faults()).write(self._place.agent_plan)
         return self._place.agent_plan
 
     def start(self, fault: str, ranks: Sequence[int]) -> None:

@@ -555,12 +555,12 @@ def test_a_look_at_a_phase_is_cheap(agent_module: Callable[[str], Any], tmp_path
     """Triggers of later steps are not looked at in this one."""
     wire, plan = agent_module("protocol.wire"), agent_module("protocol.agent_plan")
     agent_module("protocol.control_pages").ControlPage(tmp_path / "page", create=True)
-    trigger = plan.RankTrigger("f1", plan.Moment(0, 50, wire.Phase.BACKWARD), str(tmp_path / "page"))
+    trigger = plan.RankFault("f1", plan.Moment(0, 50, wire.Phase.BACKWARD), str(tmp_path / "page"))
     who = agent_module("agent.startup").Identity(0, 0, 1, 0, 1)
     events = wire.EventFile(tmp_path / "events.jsonl", "rank0")
     agent = agent_module("agent.agent").Agent(plan.AgentPlan("run", "", (), (trigger,)), who, events)
-    agent.triggers.load()
-    assert agent.triggers.current == []
+    agent.faults.load()
+    assert agent.faults.current == []
     agent.steps_over = 49
-    agent.triggers.step_over()
-    assert [one.trigger for one in agent.triggers.current] == [trigger]
+    agent.faults.step_over()
+    assert [one.planned for one in agent.faults.current] == [trigger]

@@ -61,17 +61,17 @@ class Bench:
     def trigger(self, name: str = "f1", outside: bool = False, **when: Any) -> Any:
         plan = self.module("protocol.agent_plan")
         moment = plan.Moment(**{"pacer": 1, "step": None, "phase": None, **when})
-        return plan.RankTrigger(name, moment, str(self.folder / name), None if outside else "faults.py", name, {}, 50.0)
+        return plan.RankFault(name, moment, str(self.folder / name), None if outside else "faults.py", name, {}, 50.0)
 
     def triggers(self, *triggers: Any, rank: int = 1, attempt: int = 0) -> Any:
         """The triggers of a rank that has just started, with the faults at hand."""
         agent = SimpleNamespace(
-            who=SimpleNamespace(rank=rank, attempt=attempt), plan=SimpleNamespace(triggers=triggers), steps_over=0,
+            who=SimpleNamespace(rank=rank, attempt=attempt), plan=SimpleNamespace(faults=triggers), steps_over=0,
             careful=lambda _hook: lambda call: call, fail=lambda hook, _error: self.failed.append(hook),
             emit=lambda kind, data: self.told.append((kind.value, data)),
             lasting=SimpleNamespace(on_steps=[], step_over=self._lasts),
         )  # fmt: skip
-        found = self.module("agent.injection.fault_triggers").FaultTriggers(agent)
+        found = self.module("agent.injection.rank_faults").RankFaults(agent)
         found.agent = agent
         found.load()
         return found
@@ -102,7 +102,7 @@ class Bench:
 def bench(
     tmp_path: Path, agent_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bench]:  # fmt: skip
-    clock, triggers = Clock(), agent_module("agent.injection.fault_triggers")
+    clock, triggers = Clock(), agent_module("agent.injection.rank_faults")
     found = Bench(tmp_path, agent_module, clock)
     monkeypatch.setattr(triggers, "time", clock)
     monkeypatch.setattr(agent_module("protocol.control_pages"), "time", clock)

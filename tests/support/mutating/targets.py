@@ -28,12 +28,12 @@ from mutating.guard import Guard
 from mutating.mutate import damaged
 from torchaos.harness import registry
 from torchaos.harness.agent import hooks, startup
-from torchaos.harness.agent.injection.fault_triggers import Pending
+from torchaos.harness.agent.injection.rank_faults import Pending
 from torchaos.harness.analysis.verdict import judge
 from torchaos.harness.host import processes
 from torchaos.harness.interfaces import ChaosError, UsageError
 from torchaos.harness.protocol import packed_lines
-from torchaos.harness.protocol.agent_plan import Moment, RankTrigger
+from torchaos.harness.protocol.agent_plan import Moment, RankFault
 from torchaos.harness.protocol.check_sums import sums_of
 from torchaos.harness.protocol.control_pages import ControlPage
 from torchaos.harness.protocol.wire import ENV_AGENT_PID, ENV_PLAN, FIELDS, EventFile, Kind
@@ -320,7 +320,7 @@ class PageTarget(Target):
         path.write_bytes(raw)
         slot = PageSlot(str(path))
         try:
-            pending = Pending(RankTrigger("fault", Moment(0, 1, None), str(path)))
+            pending = Pending(RankFault("fault", Moment(0, 1, None), str(path)))
         except ValueError:
             with suppress(ValueError):
                 slot.undo()
@@ -424,7 +424,7 @@ class AgentPlanTarget(_FileOfRun):
     def _install(agent: Any) -> None:
         """The same as in a rank, without the hooks, which could not be removed."""
         agent.started("2.13")
-        agent.triggers.load()
+        agent.faults.load()
         for phase in ("data", "forward"):
             agent.enter(phase)
 

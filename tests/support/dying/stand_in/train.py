@@ -33,7 +33,7 @@ def main() -> None:
     asked: list[int] = []  # SIGTERM came: end after the step, as a careful trainer does
     signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
     agent.started("none: a stand-in")
-    agent.triggers.load()
+    agent.faults.load()
     agent.starts()
     meet(agent, options.save.parent)
     begun = load(agent, options.save, Kind, Phase)
@@ -47,7 +47,7 @@ def main() -> None:
         data: dict[str, Any] = {"losses": [1 / step], "samples": None, "indices": None, "lr": [0.1], "opt_step": step,
                 "sched_step": None, "phases": {}, "skipped": False}  # fmt: skip
         agent.emit(Kind.STEP, data, agent.steps_over)
-        agent.triggers.step_over()
+        agent.faults.step_over()
         if step % 5 == 0 and agent.who.rank == 0:
             save(agent, options.save / f"step-{step}.safetensors", step, Kind, Phase)
         if asked:
@@ -76,7 +76,7 @@ def load(agent: Any, folder: Path, kind: Any, phase: Any) -> int:
     found[-1].read_bytes()  # a job that loads damaged files without an error
     step = int(found[-1].stem[5:])
     agent.emit(kind.LOAD_END, {**about, "ok": True, "numbers": {"step": step}})
-    agent.triggers.loaded()
+    agent.faults.loaded()
     return step
 
 

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.agent_plan import Collectives, Moment, RankTrigger
+from ...protocol.agent_plan import Collectives, Moment, RankFault
 from ...protocol.control_pages import ControlPage, State, wait_until
 from ...protocol.wire import Kind, Phase
 from ..training.learning_rates import RollbackDetector
@@ -34,9 +34,9 @@ _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_W
 class Pending:
     """A fault of this rank that may still fire in this process."""
 
-    def __init__(self, trigger: RankTrigger) -> None:
-        self.trigger, self.when = trigger, trigger.when
-        self.page = ControlPage(trigger.page)
+    def __init__(self, planned: RankFault) -> None:
+        self.planned, self.when = planned, planned.when
+        self.page = ControlPage(planned.page)
         self.injector: Any = None
         self.entered = 0  # how often its phase was entered: in this step, or in all steps if the Moment names none
 
@@ -56,13 +56,13 @@ class Pending:
         return may and page.read(ControlPage.ARMED_PID) in (0, os.getpid())
 
 
-class FaultTriggers:
+class RankFaults:
     """The faults of this rank. `current`: those that may fire in the current step. If it is empty, a phase costs almost
     nothing."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self.mine = [trigger for trigger in agent.plan.triggers if self._is_mine(trigger.when)]
+        self.mine = [fault for fault in agent.plan.faults if self._is_mine(fault.when)]
         self.base: int | None = 0  # global steps before this attempt; None: unknown after a load
         self._start: int | None = 0  # the base with which the process began
         self._going_back, self._gone_back_by = RollbackDetector(), 0  # steps gone back since the last step ended
@@ -78,15 +78,15 @@ class FaultTriggers:
 
     def load(self) -> None:
         """Opens the control pages and imports the injectors, long before a fault can fire, so that firing is fast."""
-        for trigger in self.mine:
+        for fault in self.mine:
             try:
-                pending = Pending(trigger)
-                if trigger.source is not None:
-                    pending.injector = rank_site.load(trigger.source, trigger.injector, trigger.params)
+                pending = Pending(fault)
+                if fault.source is not None:
+                    pending.injector = rank_site.load(fault.source, fault.injector, fault.params)
                 self._pending.append(pending)
             except Exception as error:
                 self._agent.fail("orders", error)
-                self._missed(trigger, f"the agent could not load it: {error!r}")
+                self._missed(fault, f"the agent could not load it: {error!r}")
         self._select_current()
 
     @property
@@ -229,19 +229,19 @@ class FaultTriggers:
         if pending.injector is None:
             self._hold(pending, phase)
             return None
-        page, fault = pending.page, pending.trigger.fault
+        page, fault = pending.page, pending.planned.fault
         page.write(ControlPage.FIRED, page.read(ControlPage.FIRED) + 1)
         page.write(ControlPage.STATE, State.APPLIED)
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step, "pid": os.getpid()}
         self._agent.emit(Kind.APPLYING, {**about, **({"collective": call.event_data()} if call else {})})
-        lease = Lease(page, pending.trigger.page, pending.trigger.lease_s)
+        lease = Lease(page, pending.planned.page, pending.planned.lease_s)
         return RankSite(self._agent, fault, self.step, phase, call, lease)
 
     def _say_applied(self, pending: Pending) -> None:
-        self._agent.emit(Kind.APPLIED, {"fault": pending.trigger.fault})
+        self._agent.emit(Kind.APPLIED, {"fault": pending.planned.fault})
 
     def _hold(self, pending: Pending, phase: Phase | None) -> None:
-        page, fault = pending.page, pending.trigger.fault
+        page, fault = pending.page, pending.planned.fault
         number = page.read(ControlPage.FIRED) + 1
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step}
         self._agent.emit(Kind.HELD, about)
@@ -252,7 +252,7 @@ class FaultTriggers:
         else:
             page.write(ControlPage.FIRED, number)  # first: from now on the harness must not apply it
             page.write(ControlPage.STATE, State.MISSED)
-            self._missed(pending.trigger, "the time to hold the rank was over: the rank went on by itself")
+            self._missed(pending.planned, "the time to hold the rank was over: the rank went on by itself")
 
     def _ask_for_base(self) -> None:
         """Reads from a control page how many global steps there were before this attempt. The harness knows this number
@@ -284,11 +284,11 @@ class FaultTriggers:
     def _forget(self, pending: Pending, reason: str) -> None:
         self._drop(pending)
         pending.page.write(ControlPage.STATE, State.MISSED)
-        self._missed(pending.trigger, reason)
+        self._missed(pending.planned, reason)
 
     def _drop(self, pending: Pending) -> None:
         self._pending.remove(pending)
         self.current = [other for other in self.current if other is not pending]
 
-    def _missed(self, trigger: RankTrigger, reason: str) -> None:
-        self._agent.emit(Kind.MISSED, {"fault": trigger.fault, "reason": reason})
+    def _missed(self, planned: RankFault, reason: str) -> None:
+        self._agent.emit(Kind.MISSED, {"fault": planned.fault, "reason": reason})

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_HOOK_OF_PHASE = {
+# The hook that sees that the job enters a phase. The planner adds hooks that every rank needs (`_HOOKS_OF_TRIGGER`).
+_HOOK_THAT_ENTERS = {
     wire.Phase.START: "steps",
     wire.Phase.DATA: "samples",
     wire.Phase.FORWARD: "samples",
@@ -84,7 +85,7 @@ class Agent:
             if fault.when.step is not None:
                 wanted.add("checkpoints")  # loading a checkpoint changes the number of the next step
             if fault.when.phase is not None:
-                wanted.add(_HOOK_OF_PHASE[fault.when.phase])
+                wanted.add(_HOOK_THAT_ENTERS[fault.when.phase])
         return tuple(sorted(wanted))
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any], step: int | None = None) -> wire.Event:

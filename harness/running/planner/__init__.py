@@ -59,7 +59,7 @@ from torchaos.harness.scenario.grammar import Job, Scenario
 from torchaos.harness.scenario.loader import with_job
 from torchaos.harness.scenario.yaml_source import Keys, Source, read
 
-# The hooks of the agent that each need of an assertion, and each phase of a trigger, requires. "steps" is always on.
+# The hooks of every rank that a need of an assertion, or a trigger in a phase, requires. "steps" is always on.
 _HOOKS_OF_NEED = {
     Need.STEPS: ("steps",),
     Need.LOSS: ("loss", "lr"),
@@ -72,7 +72,7 @@ _HOOKS_OF_NEED = {
     Need.COLLECTIVES: ("collectives", "stamps"),
     Need.HANGS: ("collectives", "stamps"),
 }
-_HOOKS_OF_PHASE: dict[Phase, tuple[str, ...]] = {
+_HOOKS_OF_TRIGGER: dict[Phase, tuple[str, ...]] = {
     Phase.START: (),
     Phase.DATA: ("samples",),
     Phase.FORWARD: ("samples", "loss"),
@@ -165,7 +165,7 @@ def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
     usual = registry.phase_of(fault.inject) if fault.where == "rank" else None
     phase = fault.trigger.phase if isinstance(fault.trigger, Moment) else usual
     own: tuple[str, ...] = registry.find("injectors", fault.inject).hooks
-    return (*own, *(_HOOKS_OF_PHASE[phase] if phase else ()))
+    return (*own, *(_HOOKS_OF_TRIGGER[phase] if phase else ()))
 
 
 def _check_machine(needs: Iterable[str], file: Path) -> None:

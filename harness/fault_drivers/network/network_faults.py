@@ -16,7 +16,14 @@ from torchaos.harness.base_classes import Fault
 from torchaos.harness.fault_drivers.network import packet_queue
 from torchaos.harness.fault_drivers.network.links import Helper, Link, PacketDrop, helper_of, link_of, sides
 from torchaos.harness.fault_drivers.network.packet_queue import Shape
-from torchaos.harness.fault_drivers.network.traffic_counters import came, counted, drops, measured, meter_handle, slower
+from torchaos.harness.fault_drivers.network.traffic_counters import (
+    came,
+    counted,
+    drops,
+    measured,
+    meter_handle,
+    slow_round_trips,
+)
 from torchaos.harness.interfaces import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
 from torchaos.harness.record.record import Record
 from torchaos.harness.rollback.network_handles import IPTABLES, QDISC_MARK, Qdisc, QueueRule, mark_of
@@ -157,7 +164,7 @@ class ShapedFault(Fault):
             shaper.apply()
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        seen = slower(site, self.least) if self.counter == "rtt_ms" else came(site, self.counter, self.words)
+        seen = slow_round_trips(site, self.least) if self.counter == "rtt_ms" else came(site, self.counter, self.words)
         return [*seen, *measured(site, self.asked(), jitter_ms=self.shape().get("jitter", 0.0))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:

@@ -132,7 +132,7 @@ def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
     return [Watch(site.fault, _links(site), at_least(name, 1, words))]
 
 
-def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
+def slow_round_trips(site: NodeSite, least_ms: float) -> Sequence[Watch]:
     """A probe that measures the round trips on the connections of each target node."""
     proof = at_least("rtt_ms", least_ms, "the round trip on the job's connections is {n} ms")
     links, every = [link_of(live) for live in site.nodes], _links(site)

@@ -8,7 +8,7 @@ from typing import Any
 from torchaos.harness.interfaces import Target
 from torchaos.harness.protocol.agent_plan import Moment
 from torchaos.harness.record.plan import After, PlannedFault
-from torchaos.harness.running.launchers.fault_hosts import RemoteFaults
+from torchaos.harness.running.launchers.fault_appliers import RemoteFaults
 
 
 class Noted:

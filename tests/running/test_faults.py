@@ -323,7 +323,7 @@ def test_a_fault_that_lands_late_is_taken_back(tmp_path: Path, monkeypatch: pyte
     late = PlannedFault("late", "process.freeze", "node", Target((0,)), After(0.0), {}, "", "")
     thread = threading.Thread(target=stop)
 
-    class Host:
+    class Applier:
         def undo(self, fault: str) -> list[str]:
             run._reaper.undo(fault)
             taken_back.set()
@@ -337,7 +337,7 @@ def test_a_fault_that_lands_late_is_taken_back(tmp_path: Path, monkeypatch: pyte
     def watch() -> None:
         run._reaper.record_undo("late", [Process.of(sleep.pid, "resume")], owner="late")
         run._reaper.mark("late", "maybe_applied")
-        run._hosts.append((Host(), late))  # type: ignore[arg-type]
+        run._appliers.append((Applier(), late))  # type: ignore[arg-type]
         thread.start()
 
     monkeypatch.setattr(run, "_watch", watch)

@@ -4,7 +4,7 @@ A fault in a rank is armed ahead of time, and the agent fires it at its Moment; 
 control page of a fault is a memory-mapped file through which the harness and a rank exchange numbers. A fault from
 outside is applied while its pacer (the rank that is held) waits at the Moment, or at once.
 
-`LocalFaults` is the host of the faults that this process applies: in a run on one machine all of them, on a node that
+`LocalFaults` has the faults that this process applies: in a run on one machine all of them, on a node that
 is another machine those that hit the node."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchaos.harness.rollback.handles import PageSlot
 from torchaos.harness.rollback.reaper import UndoResult
 from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.running.fault_checks import NotPermitted, Permits
-from torchaos.harness.running.launchers.fault_hosts import FaultHost, ranks_with_page
+from torchaos.harness.running.launchers.fault_appliers import FaultApplier, ranks_with_page
 from torchaos.harness.running.launchers.job import JobView
 
 
@@ -100,8 +100,8 @@ class FaultPages:
                 page.write(page.GO, PageSlot.GO_ON)
 
     def rank_faults(self) -> Iterator[RankFault]:
-        """The fault, as each of its ranks gets it. A fault inside the rank whose trigger is seen from outside fires when
-        its rank next enters the injector's usual phase, or any phase if the injector has none."""
+        """The fault, as each of its ranks gets it. A fault inside the rank whose trigger is seen from outside fires
+        when its rank next enters the injector's usual phase, or any phase if the injector has none."""
         fault = self.fault
         when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, phase_of(fault.inject))
         lease_s = LEASE_S if fault.duration_s is None else fault.duration_s
@@ -359,7 +359,7 @@ class FaultLife:
 JOIN_S = 10.0
 
 
-class LocalFaults(FaultHost):
+class LocalFaults(FaultApplier):
     """The faults that this process applies, on its own machine. `folder`: where their control pages are made.
     Thread-safe."""
 

@@ -44,7 +44,7 @@ from torchaos.harness.rollback.reaper_client import ReaperClient, UndoError
 from torchaos.harness.running.engine.fault_lifecycle import JOIN_S, FaultContext, LocalFaults
 from torchaos.harness.running.engine.supervision import ConditionWatches, FaultStart, SelfCheck
 from torchaos.harness.running.fault_checks import Permits
-from torchaos.harness.running.launchers.fault_hosts import FaultHost
+from torchaos.harness.running.launchers.fault_appliers import FaultApplier
 from torchaos.harness.running.launchers.job_factory import job_for, kind_of_job
 
 PATIENCE_S = 2 * Moment.hold_s
@@ -114,7 +114,7 @@ class Run:
         self._stopped: dict[str, object] | None = None
         self._hurried = False
         self.grace_s = STOP_GRACE_S  # seconds for the job to end when it is asked to; 0: it is killed at once
-        self._hosts: list[tuple[FaultHost, PlannedFault]] = []  # each fault, with the host that applies it
+        self._appliers: list[tuple[FaultApplier, PlannedFault]] = []  # each fault, with who applies it
         self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
         self._unverified: dict[str, str] = {}  # by owner: why its undo is not verified; a later success removes it
 
@@ -179,16 +179,18 @@ class Run:
         self._context = FaultContext(
             self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits
         )
-        elsewhere = self._job.hosts(permits)
-        ours = [fault for fault in plan.faults if not any(host.takes(fault) for host in elsewhere)]
+        elsewhere = self._job.appliers(permits)
+        ours = [fault for fault in plan.faults if not any(applier.takes(fault) for applier in elsewhere)]
         local = LocalFaults(ours, self.folder, self._context)
-        hosts = (*elsewhere, local)
-        self._hosts = [(next(host for host in hosts if host.takes(fault)), fault) for fault in plan.faults]
+        appliers = (*elsewhere, local)
+        self._appliers = [
+            (next(applier for applier in appliers if applier.takes(fault)), fault) for fault in plan.faults
+        ]
         AgentPlan(
             self.run_id, str(self.folder.events), plan.hooks, local.rank_faults(), str(root) if root else None,
             sample_bytes_of_each(plan.job.world_size),
         ).write(self.folder.agent_plan)  # fmt: skip
-        self._bases = BaseWriter([host.pages(fault) for host, fault in self._hosts])
+        self._bases = BaseWriter([applier.pages(fault) for applier, fault in self._appliers])
         self.journal.listen(self._bases.note)
 
     def _launch(self) -> None:
@@ -206,8 +208,8 @@ class Run:
         self._watches.start()
         self._gpus.start()
         self._hangs.start()
-        for host, fault in self._hosts:
-            FaultStart(fault, host, self._context).start()
+        for applier, fault in self._appliers:
+            FaultStart(fault, applier, self._context).start()
 
     def _make_disk(self) -> None:
         root, size = self._checkpoints(), self.plan.job.checkpoints_size
@@ -279,8 +281,8 @@ class Run:
 
     def _undo_faults(self) -> None:
         self._stage("heal")
-        for host, fault in reversed(self._hosts):
-            if wrong := host.undo(fault.id):
+        for applier, fault in reversed(self._appliers):
+            if wrong := applier.undo(fault.id):
                 data = {"fault": fault.id, "verified": False, "reason": "; ".join(wrong)}
                 self.journal.emit(Kind.ROLLED_BACK, data)
         rolled_back = (e.data for e in beside_steps(self.journal.snapshot()) if e.kind is Kind.ROLLED_BACK)
@@ -332,9 +334,9 @@ class Run:
     def _end_faults(self, wait_s: float, hurried: Callable[[], bool] = lambda: False) -> list[str]:
         """Lets no further fault begin. Waits at most `wait_s` seconds for faults that are still being applied, and
         returns those that are not over."""
-        hosts = {id(host): host for host, _fault in self._hosts}.values()
-        stuck = {name for host in hosts for name in host.end(wait_s, hurried)}
-        return [fault.id for _host, fault in self._hosts if fault.id in stuck]
+        appliers = {id(applier): applier for applier, _fault in self._appliers}.values()
+        stuck = {name for applier in appliers for name in applier.end(wait_s, hurried)}
+        return [fault.id for _applier, fault in self._appliers if fault.id in stuck]
 
     def _undo(self, owner: str, undo: Callable[[], Sequence[UndoResult]]) -> None:
         try:

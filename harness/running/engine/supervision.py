@@ -1,5 +1,5 @@
 """Evaluates the conditions of a run and runs their probes, each in a thread of its own. `FaultStart` waits until a
-fault may begin, and tells its host, on whatever machine. `SelfCheck` watches the harness itself: its memory, its run
+fault may begin, and tells its applier, on whatever machine. `SelfCheck` watches the harness itself: its memory, its run
 directory, and the free space on the disk of that directory."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchaos.harness.record.events.merged import last_reason
 from torchaos.harness.record.plan import After, Named, Plan, PlannedFault
 from torchaos.harness.running.conditions.progress import after_is_due
 from torchaos.harness.running.engine.fault_lifecycle import FaultContext, report_missed
-from torchaos.harness.running.launchers.fault_hosts import FaultHost
+from torchaos.harness.running.launchers.fault_appliers import FaultApplier
 from torchaos.harness.scenario.field_types import size_in_words
 
 DISK_AT_START = 256 << 20  # bytes that must be free where the run directory is
@@ -97,11 +97,11 @@ class Throttle:
 
 class FaultStart:
     """Waits, in a thread of its own, for the steady state and, if the trigger is seen from outside, until it is due.
-    Then the host begins the fault. (A fault at a step then waits for the step in the rank.) If the run ends earlier,
+    Then the applier begins the fault. (A fault at a step then waits for the step in the rank.) If the run ends earlier,
     nothing begins."""
 
-    def __init__(self, fault: PlannedFault, host: FaultHost, on: FaultContext) -> None:
-        self._fault, self._host, self._on = fault, host, on
+    def __init__(self, fault: PlannedFault, applier: FaultApplier, on: FaultContext) -> None:
+        self._fault, self._applier, self._on = fault, applier, on
         self._throttle = Throttle()
         self._thread = threading.Thread(target=self._run, name=f"begin {fault.id}", daemon=True)
 
@@ -111,7 +111,7 @@ class FaultStart:
     def _run(self) -> None:
         try:
             if self._on.wait_until(self._on.steady.is_set) and self._on.wait_until(self._is_due):
-                self._host.begin(self._fault)
+                self._applier.begin(self._fault)
         except Exception as error:  # of a plug-in; the run goes on, and the verdict reports it
             report_missed(self._fault, error, self._on.journal)
 

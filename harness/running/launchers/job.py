@@ -41,7 +41,7 @@ from torchaos.harness.protocol.wire import (
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.running.fault_checks import Permits
-from torchaos.harness.running.launchers.fault_hosts import FaultHost
+from torchaos.harness.running.launchers.fault_appliers import FaultApplier
 
 BOOTSTRAP = Path(agent.__path__[0]).resolve() / "bootstrap"
 
@@ -297,8 +297,8 @@ class RunningJob(JobView, ABC):
         """Whether the last submission has ended. Some of its processes may still be alive until `stop`."""
         return self._done.is_set()
 
-    def hosts(self, permits: Permits) -> Sequence[FaultHost]:
-        """The hosts of faults on other machines. `permits`: what faults may touch."""
+    def appliers(self, permits: Permits) -> Sequence[FaultApplier]:
+        """Who applies the faults on other machines. `permits`: what faults may touch."""
         return ()
 
     @property

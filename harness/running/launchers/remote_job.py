@@ -24,7 +24,7 @@ from torchaos.harness.record.events.merged import beside_steps
 from torchaos.harness.record.events.node_clocks import NodePid
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.fault_checks import Permits, is_controllers
-from torchaos.harness.running.launchers.fault_hosts import FaultHost, RemoteFaults
+from torchaos.harness.running.launchers.fault_appliers import FaultApplier, RemoteFaults
 from torchaos.harness.running.launchers.job import Command, StartedNode, SubmittedJob, first_failure
 from torchaos.harness.running.launchers.node_channel import Handler, NodeChannel, base_file, mark_of
 
@@ -75,7 +75,7 @@ class RemoteJob(SubmittedJob):
         with self._ranks_lock:
             return dict(self._ranks)
 
-    def hosts(self, permits: Permits) -> Sequence[FaultHost]:
+    def appliers(self, permits: Permits) -> Sequence[FaultApplier]:
         self.faults.permits = permits
         return (self.faults,)
 

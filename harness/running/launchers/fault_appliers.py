@@ -1,5 +1,5 @@
-"""Decides who applies the faults of a run: `FaultHost`, and `RemoteFaults` for faults that the agents of other nodes
-apply. The host on this machine is in `engine/fault_lifecycle.py`."""
+"""Who applies the faults of a run: `FaultApplier`, and `RemoteFaults` for faults that the agents of other nodes apply.
+`LocalFaults`, for faults that this process applies, is in `engine/fault_lifecycle.py`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torchaos.harness.running.fault_checks import Permits
 from torchaos.harness.running.launchers.node_channel import NoAnswer, NodeChannel
 
 
-class FaultHost(ABC):
-    """Applies faults, and undoes them. On its own machine, the harness itself is the host
-    (`engine/fault_lifecycle.py`); on another machine, it is the agent there."""
+class FaultApplier(ABC):
+    """Applies faults, and undoes them. On its own machine, the harness itself does it
+    (`engine/fault_lifecycle.py`); on another machine, the agent of that node does."""
 
     @abstractmethod
     def takes(self, fault: PlannedFault) -> bool:
-        """Whether this host applies the fault."""
+        """Whether this one applies the fault."""
 
     @abstractmethod
     def pages(self, fault: PlannedFault) -> Mapping[int, ControlPage]:
@@ -64,7 +64,7 @@ class RemoteControlPage(ControlPage):
 
 
 @dataclass
-class RemoteFaults(FaultHost):
+class RemoteFaults(FaultApplier):
     """The faults that the agents of other nodes apply. `planned`: the faults of the plan by id. `channels`, `ranks`:
     functions that return the present connections and ranks. `ours`: the faults that the controller applies itself,
     because they need a tool that the launcher uses, such as kubectl. Thread-safe."""

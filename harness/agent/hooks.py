@@ -63,6 +63,7 @@ class _Installer:
         from .collectives.collective_hooks import GroupHook
         from .saving.checkpoint_hooks import CheckpointHook, Transfers
         from .saving.manifest_hooks import ManifestHook
+        from .state.live_objects import watch_freezes
         from .state.state_check_sums import StateSums
         from .training.learning_rates import LearningRates
         from .training.step_events import Losses
@@ -71,6 +72,7 @@ class _Installer:
         agent, ring = self._agent, BatchRing()
         agent.started(str(torch.__version__))
         agent.faults.load()
+        watch_freezes(torch.nn.Module, agent.careful("kept"))
         rates, trained = LearningRates(agent), TrainedBatches(ring)
         steps = StepHooks(agent, Losses(agent), rates, trained)
         self._finish = steps.finish

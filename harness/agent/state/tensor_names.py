@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...protocol.check_sums import plain_name
+from .live_objects import live_objects, may_optimize
 
 _ALWAYS, _TRIES = 2, 4  # the searches that are always made, and the most
 _DEEP = 4  # containers inside each other
@@ -112,7 +112,7 @@ class TensorNames:
         module, optimizer = self._torch.nn.Module, self._torch.optim.Optimizer
         modules, plain = list[Any](), list[Any]()
         found = dict[int, "list[Any] | None"]()  # the list for each class, by the class's id
-        for each in gc.get_objects():
+        for each in live_objects():
             kind = type(each)
             if id(kind) not in found:
                 wanted = plain if may_optimize(kind) and not issubclass(kind, optimizer) else None
@@ -207,13 +207,6 @@ def _gone() -> None:
 
 def _alive(refs: Sequence[weakref.ref[Any]]) -> list[Any]:
     return [alive for ref in refs if (alive := ref()) is not None]
-
-
-def may_optimize(kind: type) -> bool:
-    """Whether objects of this class may be optimizers: it has a method `step`, and is not torch's."""
-    if not kind.__dictoffset__ or str(kind.__module__).partition(".")[0] == "torch":
-        return False
-    return any("step" in vars(base) for base in kind.__mro__)
 
 
 def _listed(value: Any, names: Mapping[int, str]) -> list[str]:

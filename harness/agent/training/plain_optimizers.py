@@ -14,7 +14,6 @@ the smallest parameters are compared as well."""
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import weakref
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,8 @@ from typing import Any
 
 from ...protocol.check_sums import local, plain_of_each
 from ..agent import Agent
-from ..state.tensor_names import held_in_modules, may_optimize
+from ..state.live_objects import live_objects, may_optimize
+from ..state.tensor_names import held_in_modules
 from .learning_rates import as_number
 
 _LOOKS = 4  # at most
@@ -46,7 +46,7 @@ class PlainOptimizers:
             return
         self._looks += 1
         optimizer, may = self._torch.optim.Optimizer, dict[type, bool]()
-        for each in gc.get_objects():
+        for each in live_objects():
             kind = type(each)
             if kind not in may:
                 may[kind] = may_optimize(kind) and not issubclass(kind, optimizer)
@@ -168,7 +168,7 @@ class UpdateDetector:
 
     def _modules(self) -> list[Any]:
         module = self._torch.nn.Module
-        return [one for one in gc.get_objects() if issubclass(type(one), module) and "_modules" in vars(one)]
+        return [one for one in live_objects() if issubclass(type(one), module) and "_modules" in vars(one)]
 
     def backward_ends(self) -> None:
         """Looks for the parameters in all modules if the gradients are not in the tensors that the loss depends on:

@@ -382,6 +382,32 @@ step()
     assert set(after) == every - {"0.bias"}
 
 
+def test_what_the_job_froze_is_found(rank: Any) -> None:
+    """A job calls `gc.freeze` to keep garbage collections short. Its model and its optimizers of plain classes are
+    named all the same, and what it makes later too."""
+    job = """
+class Sign:
+    def __init__(self, params): self.params, self.m = list(params), [torch.ones(2) for _ in params]
+    @torch.no_grad()
+    def step(self):
+        for p in self.params: p.sub_(p.grad.sign(), alpha=0.01)
+more = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1)})
+sign = Sign(list(more.parameters()))
+FREEZE
+later = torch.nn.Bilinear(1, 1, 1)
+torch.save({}, folder + "/a.pt")
+"""
+    told = []
+    for attempt, freeze in enumerate(("", "import gc; gc.freeze(); gc.freeze()")):
+        ran = rank.run(PREPARE + job.replace("FREEZE", freeze), hooks=("steps", "checkpoints", "kept"), attempt=attempt)
+        assert ran.code == 0, ran.output
+        (event,) = (event for event in ran.of("checkpoint.parameters") if event.attempt == attempt)
+        told.append({what: sorted(event.data[what]) for what in ("parameters", "frozen", "moments", "trained")})
+    assert told[0] == told[1]
+    assert "Bilinear:weight" in told[0]["frozen"]
+    assert "ModuleDict:a.weight/m" in told[0]["moments"]
+
+
 def test_an_optimizer_that_holds_modules(rank: Any) -> None:
     """An optimizer of a plain class may hold modules, such as the tables of a recommender, and a list of what it keeps
     for each. An object that holds modules and keeps nothing for them is none."""

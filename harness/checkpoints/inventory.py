@@ -23,14 +23,14 @@ from torchaos.harness.interfaces import UsageError
 from . import formats, tensor_values
 from .files import Buffer, Files, Local
 from .formats.format import problem_of
-from .layout import Checkpoint, Problem, Trouble
+from .layout import Checkpoint, File, Problem, Trouble
 from .verify import Manifests, Verified, verify
 
 _DIGEST = re.compile(r"'(?:\w+:)?(?P<digits>[0-9a-fA-F]{32,128})'")
 _ALGORITHMS: Mapping[int, tuple[str, ...]] = {
     32: ("md5",), 40: ("sha1",), 64: ("sha256", "blake2s"), 96: ("sha384",), 128: ("sha512", "blake2b"),
 }  # fmt: skip
-_BLOCK = 1 << 20
+_BLOCK, _SHORT = 1 << 20, 1 << 10
 
 
 def checked(files: Files, found: Checkpoint, go_on: Callable[[], None]) -> dict[str, str]:
@@ -162,11 +162,29 @@ def _unread_files(
         if file.path != layout.path and (not read or file.path in blind):
             digest = xxh3_64()
             with suppress(OSError):  # without permission, or gone meanwhile: it stays without a digest
+                if _is_digest(files, layout, file, go_on):
+                    continue
                 for offset in range(0, file.size, _BLOCK):
                     go_on()
                     digest.update(files.read(file.path, offset, _BLOCK))
                 digests[os.path.relpath(file.path, layout.path)] = digest.hexdigest()
     return digests
+
+
+_DIGEST_FILE = re.compile(rb"\s*(?:[\w-]+:)?([0-9a-fA-F]{32,128})(?:[ *]+\S+)?\s*")
+
+
+def _is_digest(files: Files, layout: Checkpoint, file: File, go_on: Callable[[], None]) -> bool:
+    """Whether a file, such as `state.sha256` or `state.pt.md5`, holds nothing but the correct digest of a file beside
+    it."""
+    found = _DIGEST_FILE.fullmatch(files.read(file.path, 0, file.size)) if file.size <= _SHORT else None
+    if found is None or len(found[1]) not in _ALGORITHMS:
+        return False
+    stem = os.path.splitext(file.path)[0]
+    others = [each for each in layout.files if each.path != file.path]
+    beside = [each for each in others if stem in (each.path, os.path.splitext(each.path)[0])]
+    algorithms, digits = _ALGORITHMS[len(found[1])], found[1].decode().lower()
+    return any(digits in _digests(files, each.path, each.size, algorithms, go_on) for each in beside)
 
 
 def _manifests(folder: Path | None) -> Manifests | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import pickle
@@ -348,6 +349,21 @@ def test_all_values_of_a_json_file_are_read(tmp_path: Path) -> None:
     assert (values["env.json:returns.0"], values["env.json:rng.state.4"], values["env.json:t"]) == ("1.5", "7", "3")
     assert len(values) == 8
     assert only["unread_files"] == {"env.pkl": xxh3_64_hexdigest(pickle.dumps([1, 2]))}
+
+
+@pytest.mark.parametrize("line", ["{}", "{}\n", "sha256:{}", "{}  model.pt\n", "{} *model.pt"])
+def test_a_file_with_the_digest_of_another_is_not_compared(tmp_path: Path, line: str) -> None:
+    """The bytes of a file that torch.save writes differ after a resume, though its contents are equal. A digest that
+    is wrong is compared."""
+    folder = tmp_path / "step-5"
+    folder.mkdir()
+    torch.save({"w": torch.ones(3)}, folder / "model.pt")
+    right = hashlib.sha256((folder / "model.pt").read_bytes()).hexdigest()
+    (folder / "model.pt.sha256").write_text(line.format(right))
+    (folder / "model.digest").write_text(line.format(right.upper()))
+    (folder / "model.wrong").write_text(line.format("0" * 64))
+    (only,) = take(tmp_path)["checkpoints"]
+    assert set(only["unread_files"]) == {"model.wrong"}
 
 
 def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:

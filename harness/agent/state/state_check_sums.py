@@ -53,6 +53,7 @@ class StateSums:
         self._first: dict[str, list[str]] | None = None  # the parameters of the first step
         self._begun: dict[str, Any] = {}  # what was read when the forward began
         self._tensors: dict[str, Named] = {}  # the tensors that were read last, until their sums are written
+        self._amid: int | None = None  # completed steps: a thread began to save in the middle of the step after them
         careful = agent.careful(HOOK)
         self.save_begins, self._begins = careful(self._save_begins), careful(self._step_begins)
         self.handled()
@@ -88,7 +89,7 @@ class StateSums:
     def handled(self) -> None:
         """Must be called when a save begins and when a load is over. The next step then records its state."""
         if HOOK in self._agent.live:
-            self._begun, self._agent.state_begins = {}, self._begins
+            self._begun, self._agent.state_begins, self._amid = {}, self._begins, None
 
     def _save_begins(self) -> None:
         agent = self._agent
@@ -101,11 +102,15 @@ class StateSums:
                 self._last = (agent.steps_over, found)
                 self._emit(Kind.KEPT, {**found, "rng": _generators()})
             self._tensors = {}
+        elif agent.phases.had(Phase.BACKWARD):  # a thread began to save: further forwards of this step begin no step
+            self._amid = agent.steps_over
 
     def _step_begins(self, phase: Phase, inputs: Any = ()) -> None:
         """Must be called when a forward of a wrapped model begins, with its `inputs`, and before a backward or an
         optimizer's step."""
         if threading.get_ident() != self._agent.thread or is_capturing(self._torch.cuda):
+            return
+        if self._amid == self._agent.steps_over:
             return
         if phase is Phase.FORWARD:
             if not self._begun:

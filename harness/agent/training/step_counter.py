@@ -288,6 +288,10 @@ class Phases:
         self._charge()
         self._loose = phase
 
+    def had(self, phase: Phase) -> bool:
+        """Whether the phase has begun since the last `take`."""
+        return phase in self._seconds or phase in self._stack
+
     def take(self) -> dict[Phase, float]:
         """The seconds by phase since the last call."""
         if self._stack or self._loose is not None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from torchaos.harness.analysis.checkpointing.checkpoint_contents import Deltas, is_below, out_of_reach, root_of
 from torchaos.harness.analysis.checkpointing.damage_reaction import Damage, damages
 from torchaos.harness.analysis.checkpointing.resume_points import Points, points_of
+from torchaos.harness.analysis.claims import said
 from torchaos.harness.protocol.wire import Kind
 from torchaos.harness.record.checkpoint_names import checkpoint_of, main_first, number_in_name
 from torchaos.harness.record.history import Attempt, Execution, History, Load, Save, Segment, saved_as
@@ -310,6 +311,14 @@ def apart(part: Segment) -> Apart | None:
     ]
     told = [candidate for candidate in found if candidate is not None]
     return max(told, key=lambda candidate: candidate.sure, default=None) or _by_state(part)
+
+
+def ranks_apart_in_words(part: Segment) -> str:
+    """A clause about ranks that certainly resumed from another step than the rest. Empty if there are none."""
+    other = apart(part)
+    if other is None or not other.sure:
+        return ""
+    return said("steps apart", ranks=", ".join(map(str, other.ranks)), step=other.step, base=part.base)
 
 
 def files_of_others(history: History, attempt: int, base: int) -> str:

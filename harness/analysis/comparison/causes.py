@@ -14,7 +14,12 @@ import numpy as np
 from torchaos.harness.analysis.checkpointing.carried_state import carried_into, mixed_state
 from torchaos.harness.analysis.checkpointing.checkpoint_diff import first_number_apart
 from torchaos.harness.analysis.checkpointing.restored_state import begun_with, trained_since
-from torchaos.harness.analysis.checkpointing.resumed_from import Apart, apart, files_of_others, is_of_other_replicas
+from torchaos.harness.analysis.checkpointing.resumed_from import (
+    apart,
+    files_of_others,
+    is_of_other_replicas,
+    ranks_apart_in_words,
+)
 from torchaos.harness.analysis.checkpointing.saved_parameters import ranks_apart
 from torchaos.harness.analysis.checkpointing.state_differences import (
     INPUTS,
@@ -119,8 +124,7 @@ def _cause(
     where = f"{'after the job went back to step' if later else 'in the attempt that resumed after step'} {part.base}"
     if words := mixed_state(history, part):
         return Cause(said("cause", where=where, causes=words, besides=""), words)
-    if (other := apart(part)) and other.sure:
-        words = _steps_apart(other, part)
+    if words := ranks_apart_in_words(part):
         return Cause(said("cause", where=where, causes=words, besides=""), words)
     if words := found.position_apart():
         return Cause(said("cause", where=where, causes=words, besides=""), words)
@@ -146,13 +150,9 @@ def _apart_before(run: Record, history: History, attempt: int, twin: Record | No
     drifted = ranks_apart(run)
     if not drifted or drifted.attempt >= attempt or (twin and ranks_apart(twin)):
         return ""
-    parts = [(apart(segment), segment) for segment in history.segments if segment.number == drifted.attempt]
-    known = [_steps_apart(other, segment) for other, segment in parts if other and other.sure]
+    parts = (segment for segment in history.segments if segment.number == drifted.attempt)
+    known = list(filter(None, map(ranks_apart_in_words, parts)))
     return known[-1] if known else said("apart", step=drifted.step, attempt=drifted.attempt)
-
-
-def _steps_apart(other: Apart, part: Segment) -> str:
-    return said("steps apart", ranks=listed(other.ranks), step=other.step, base=part.base)
 
 
 class _Resumed:

@@ -382,7 +382,7 @@ def _by_turns(mine: StepTable, twins: StepTable, name: Literal["opt_step", "sche
             stood[counter - 1] -= stood[counter - 1] > 0
             stood[counter] += 1
     own, due = getattr(mine[step][rank], name), getattr(twins[step][rank], name) if rank in twins[step] else None
-    if own is None or due is None or not (stood[own - 1] > 0 and stood[due - 1] > 0):
+    if own is None or due is None or own == due or not (stood[own - 1] > 0 and stood[due - 1] > 0):
         return ""
     claim = "turn" if name == "opt_step" else "turn by schedule"
     return "" if are_same(mine[step], twins[step]) else said(claim, step=step, ours=own, theirs=due)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchaos.harness.analysis.checkpointing.carried_state import Carried, mixed_state, resumes_carried
-from torchaos.harness.analysis.checkpointing.resumed_from import name_of
+from torchaos.harness.analysis.checkpointing.resumed_from import name_of, ranks_apart_in_words
 from torchaos.harness.analysis.checkpointing.state_differences import in_words as others_in_words
 from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.ending import not_restarted
@@ -26,7 +26,8 @@ def restored_state(run: Record) -> Finding:
     if not found:
         return _nothing_restored(run)
     for one in found:
-        if words := mixed_state(history, one.attempt.segments[0]) if one.attempt.segments else "":
+        part = one.attempt.segments[0] if one.attempt.segments else None
+        if part and (words := mixed_state(history, part) or ranks_apart_in_words(part)):
             return failed(words, First(What.PARAMETERS, one.step), step=one.step)
     if lost := next((one for one in found if one.lost), None):
         first_s = history.executions.of_attempt(lost.attempt.number).first_s()

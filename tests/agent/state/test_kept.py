@@ -144,6 +144,26 @@ def _begun(ran: Any) -> list[Any]:
     return found
 
 
+def test_a_save_of_a_thread_amid_a_step_does_not_make_its_next_forward_a_beginning(rank: Any) -> None:
+    """The generators have moved on since the step began, and its inputs were others. The next step is recorded."""
+    ran = rank.run(
+        BEGIN.replace("DROP", "0.5")
+        + """
+import threading
+def micro(): model(torch.ones(1, 4)).sum().backward()
+step()
+micro()
+thread = threading.Thread(target=torch.save, args=({}, folder + "/a.pt")); thread.start(); thread.join()
+micro(); opt.step(); opt.zero_grad()
+step()
+dist.destroy_process_group()
+""",
+        hooks=("steps", "samples", "checkpoints", "kept"),
+    )
+    assert ran.code == 0, ran.output
+    assert [event.step for event in _begun(ran)] == [0, 2]
+
+
 def test_what_another_module_computes_is_no_input_that_is_told(rank: Any) -> None:
     """It has a gradient, and follows from the weights of that module."""
     ran = rank.run(

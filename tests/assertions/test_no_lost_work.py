@@ -433,6 +433,27 @@ def test_a_copy_in_memory_that_is_written_later(trainer: Any) -> None:
     assert found.outcome is Outcome.PASSED, found.reason
 
 
+def test_each_rank_writes_its_part_of_a_copy_in_memory_later(trainer: Any) -> None:
+    """Rank 0 three steps later, rank 1 four: both parts are of the step in their name, and none is newer."""
+
+    class Staggered(trainer):  # type: ignore[misc]
+        def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            super()._step(attempt, world, state, step, local)
+            for rank in range(world):
+                if (saved := step - 3 - rank) > 0 and saved % self.every == 0 and local > 3 + rank:
+                    data = {"path": f"/job/checkpoints/step-{saved}/part-{rank}", "format": "torch"}
+                    for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": 0.1})):
+                        self.emit(kind, {**data, **more}, rank, attempt, local)
+
+        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            self._saved[step] = copy.deepcopy(state)
+
+    run = Staggered(every=5, kills=((10, 1),)).record()
+    found = NoLostWork().judge(run, ())
+    assert found.outcome is Outcome.PASSED, found.reason
+    assert {save.global_step for save in run.history.saves} == {5, 10, 15, 20, 25}
+
+
 def test_a_rank_that_resumes_from_another_step_than_the_rest(trainer: Any) -> None:
     """Rank 2 of 3 loads its own file of step 10, the others theirs of step 15. Its optimizer's counter says whether it
     kept that state. Without a counter nothing says it."""

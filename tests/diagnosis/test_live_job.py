@@ -116,12 +116,12 @@ def test_words(job: tuple[Path, int]) -> None:
         ((), "nothing to look at"),
         (("/no/such",), "not a directory"),
         (("--pid", 1), "pid 1"),
-        (("/",), "no Flight Recorder dumps"),
+        (("EMPTY",), "no Flight Recorder dumps"),
     ],
 )
-def test_bad_usage(arguments: tuple[object, ...], words: str) -> None:
+def test_bad_usage(arguments: tuple[object, ...], words: str, tmp_path: Path) -> None:
     """One clear error and exit code 3."""
-    code, _, errors = _diagnose(*arguments)
+    code, _, errors = _diagnose(*(tmp_path if each == "EMPTY" else each for each in arguments))
     assert code == 3
     assert words in errors
     assert "Traceback" not in errors

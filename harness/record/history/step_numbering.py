@@ -89,6 +89,7 @@ class Placing:
     hit_elsewhere_s: Sequence[float] = ()  # of faults that hit other replicas, CLOCK_MONOTONIC
     of_program: Collection[int] = ()  # global steps after which the twin's program put an older state back
     counted_on: set[int] = field(default_factory=set)  # the same of this run
+    late_names: set[str] = field(default_factory=set)  # of checkpoints that are written later than the step in the name
     warm: set[int] = field(default_factory=set)  # by how many steps the first attempt warmed up
     went_on: set[int] = field(default_factory=set)  # local steps of the first attempt after which it may have gone back
 
@@ -317,7 +318,7 @@ class Placing:
             return replace(save, global_step=told, begun_step=step)
         if step is not None and self._is_early(save, step, part):
             return replace(save, global_step=step + 1)
-        return replace(save, global_step=step)
+        return self._by_name(replace(save, global_step=step))
 
     def _is_early(self, save: Save, step: int, part: Segment) -> bool:
         """Whether ranks that make no steps saved this file early: the other ranks had not ended the step in its name
@@ -335,7 +336,9 @@ class Placing:
         """Corrects the step of a save that was loaded later. A job may write the state of an earlier step, in a thread
         or from a copy in memory; the load of the checkpoint shows which step that was. If no thread wrote it, the name
         must agree."""
-        was = saved_as(load.path, self.saved, load.mono_s)
+        before = (save for save in reversed(self.saved) if save.begun_s < load.mono_s)
+        parts = (save for save in before if checkpoint_of(save.path) == checkpoint_of(load.path))
+        was = saved_as(load.path, self.saved, load.mono_s) or next(parts, None)
         if was is None or was.global_step is None or not 0 < base < was.global_step:
             return
         if not was.in_thread and not (number_in_name(was.path) == base and self._counts_steps(was)):
@@ -347,6 +350,17 @@ class Placing:
             else save
             for save in self.saved
         ]
+        if not was.in_thread:  # then all such files, of all ranks, have the state of the step in their name
+            self.late_names.add(_unnumbered_checkpoint(was.path))
+            self.saved = list(map(self._by_name, self.saved))
+
+    def _by_name(self, save: Save) -> Save:
+        """The save at the step in its name, if the job writes files of such names later than that step."""
+        told, step = number_in_name(save.path), save.global_step
+        if told is None or step is None or not 0 < told < step:
+            return save
+        is_late = _unnumbered_checkpoint(save.path) in self.late_names
+        return replace(save, global_step=told, begun_step=None) if is_late else save
 
     def _lines_of(self, attempt: Attempt) -> Lines:
         later = [other_attempt.started_s for other_attempt in self.found if other_attempt.number > attempt.number]
@@ -363,6 +377,11 @@ class Placing:
             self.log_changed |= self.log_offset is not None and abs(lead - self.log_offset) > 1
             self.log_changed |= log_begins_again(lines, steps)
             self.log_offset = lead
+
+
+def _unnumbered_checkpoint(path: str) -> str:
+    """The path of the checkpoint that contains a file, without its numbers."""
+    return re.sub(r"\d+", "#", checkpoint_of(path))
 
 
 def _last_number(path: str) -> int | None:

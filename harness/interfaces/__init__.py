@@ -114,7 +114,7 @@ class First:
 @dataclass(frozen=True)
 class Finding:
     """The answer of one assertion. `reason`: one or two sentences that a person understands without the code.
-    `measured` and `bound`: values by name. `first`: the first quantity that was wrong. `cause`: the most likely cause
+    `measured` and `bound`: values by name. `first`: the first quantity that differs. `cause`: the most likely cause
     in a few words, which the reason also contains. `at_s`: when it went wrong, in seconds of CLOCK_MONOTONIC; None:
     when the step of `first` was done."""
 

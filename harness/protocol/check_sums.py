@@ -75,6 +75,11 @@ def plain(text: str) -> int:
     return int(text[_DIGITS:], 16)
 
 
+def without_order(text: str) -> str:
+    """The check sum without its first sum, which depends on the order of the tensors."""
+    return text[: -2 * _DIGITS] + text[-_DIGITS:]
+
+
 def is_of_nothing(text: str | None) -> bool:
     """Whether the check sum covers no tensor, or only zeros."""
     return text is None or not text.strip("0")

@@ -10,14 +10,14 @@ from torchaos.harness.analysis.claims import said
 from torchaos.harness.analysis.comparison.agreement import history_of
 from torchaos.harness.analysis.ending import own_exit_code
 from torchaos.harness.interfaces import Finding, Outcome, What, inconclusive, passed
+from torchaos.harness.protocol.check_sums import without_order
 from torchaos.harness.record.history import Execution
-from torchaos.harness.record.history.snapshots import QUANTITIES, State, StateSums, states
+from torchaos.harness.record.history.snapshots import QUANTITIES, State, parameters_of, states
 from torchaos.harness.record.plan import enumerated
 from torchaos.harness.record.record import Record
 
-_READINGS = (What.LOSS, What.LOSSES, What.RATE)  # may differ although the step had the same result
+_READINGS = (What.LOSS, What.LOSSES, What.RATE)  # a step may differ in these and leave the same parameters
 _NAMES = {what: what for what in QUANTITIES} | {"frozen": "frozen parameters", "moments": "optimizer's moments"}
-_DIGITS = 16  # of a plain sum
 _RESULTS = (What.SAMPLES, What.COMPUTED, What.PARAMETERS)
 
 
@@ -26,29 +26,28 @@ def against_the_end(finding: Finding, run: Record, twins: Sequence[Record]) -> F
     effect, and the finding becomes passed; or inconclusive if the difference is another last step, which may be a
     matter of counting.
 
-    A loss or a learning rate that differs in a step with the twin's result stays a difference: the update does not
-    depend on the loss scale, nor frozen parameters on the rate."""
+    A loss or a learning rate stays a difference, unless the step seems to have left other parameters than in the twin,
+    and so was taken for another one: the update does not depend on the loss scale, nor frozen parameters on the
+    rate."""
     first = finding.first
     if finding.outcome is Outcome.PASSED or first is None or first.what not in (*_READINGS, *_RESULTS, What.LAST):
         return finding
-    if first.what in _READINGS and _has_the_same_result(run, twins, first.step):
+    if first.what in _READINGS and not _has_another_result(run, twins, first.step):
         return finding
     if not (equal := equal_at_the_end(run, twins)):
         return finding
     same = said("same end", found=enumerated([_NAMES[what] for what in equal]))
     if first.what is What.LAST:
         return inconclusive(f"{finding.reason}. But {same}: the steps may be counted wrongly")
-    recorded = f"the first difference that was recorded, in step {first.step} ({first.what.value})"
-    return passed(f"{same}; so {recorded}, made none to the training")
+    return passed(f"{same}, so the difference in step {first.step} ({first.what.value}) did not change the training")
 
 
-def _has_the_same_result(run: Record, twins: Sequence[Record], step: int) -> bool:
-    """Whether the step left the twin's parameters on all ranks."""
+def _has_another_result(run: Record, twins: Sequence[Record], step: int) -> bool:
+    """Whether the step left other parameters than in the twin, as it was counted. False if they were not recorded."""
     ours = history_of(run, twins).by_step().get(step, {})
     theirs = twins[0].history.by_step().get(step, {}) if twins else {}
-    return bool(ours) and ours.keys() == theirs.keys() and all(
-        one.parameters is not None and one.parameters == theirs[rank].parameters for rank, one in ours.items()
-    )  # fmt: skip
+    pairs = [(ours[rank].parameters, theirs[rank].parameters) for rank in ours.keys() & theirs.keys()]
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def equal_at_the_end(run: Record, twins: Sequence[Record]) -> list[str]:
@@ -88,8 +87,8 @@ class _End:
     @property
     def has_moved(self) -> bool:
         """Whether the parameters of the last saves are new: neither this attempt nor an earlier one began with them."""
-        before = [_trained(state) for state in self._before]
-        own = [_trained(state) for state in self._saves.values()]
+        before = [parameters_of(state) for state in self._before]
+        own = [parameters_of(state) for state in self._saves.values()]
         return bool(own) and all(own) and not any(sums in before for sums in own)
 
     def equals(self, other: _End) -> bool:
@@ -98,7 +97,8 @@ class _End:
         if any(_values(state) != _values(other._saves[rank]) for rank, state in self._saves.items()):
             return False
         return all(
-            (self._is_last(rank) and other._is_last(rank)) or _plain(step) == _plain(other._steps[rank])
+            (self._is_last(rank) and other._is_last(rank))
+            or without_order(step.parameters or "") == without_order(other._steps[rank].parameters or "")
             for rank, step in self._steps.items()
         )
 
@@ -112,17 +112,6 @@ class _End:
         )  # fmt: skip
 
 
-def _trained(state: State) -> StateSums:
-    """The parameters; of a job without an optimizer of torch, all that are known."""
-    return state.sums.get("parameters") or state.sums.get("frozen") or {}
-
-
 def _values(state: State) -> Mapping[str, Counter[tuple[str, ...]]]:
     """By quantity, the check sums of all tensors, without names: these may depend on the order of the optimizers."""
     return {what: Counter(map(tuple, state.sums.get(what, {}).values())) for what in QUANTITIES}
-
-
-def _plain(step: Execution) -> str:
-    """The check sum of the parameters after the step, without the part that depends on the order of the tensors."""
-    text = step.parameters or ""
-    return f"{text[: -2 * _DIGITS]}{text[-_DIGITS:]}"

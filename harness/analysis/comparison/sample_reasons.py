@@ -230,6 +230,7 @@ def differs(history: History, ours: StepTable, theirs: StepTable, step: int) -> 
     total = _sum(skipped, repeated, new)
     if new and not repeated and skipped.total() == new.total() and may_be_computed(ours[step]):
         total = f"In all, {counted(new.total(), 'sample', 'is/are')} not the twin's."  # other contents, in their places
+        measured = {"step": step, "other": new.total()}
     if _is_rest(ours, theirs, step) and skipped == counts_of(theirs[step], read) - counts_of(ours[step], read):
         total = f"No step has the other {skipped.total()}."
     told = f"{story(history, ours, theirs, step, read, skipped)} {total}"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD, is_whole
+from torchaos.harness.protocol.check_sums import COPY, MODULUS, PART, SHARD, is_whole, without_order
 from torchaos.harness.protocol.wire import Event, Kind
 from torchaos.harness.record.history.attempts import Segment
 from torchaos.harness.record.steps import Execution, Executions
@@ -87,7 +87,7 @@ class Snapshots:
     def of(cls, events: Iterable[Event]) -> Snapshots:
         by_attempt: dict[int, list[State]] = defaultdict(list)
         for state in states(events):
-            if _parameters(state):
+            if parameters_of(state):
                 by_attempt[state.event.attempt or 0].append(state)
         return cls(by_attempt)
 
@@ -207,7 +207,7 @@ class Snapshots:
     def _keys(self, number: int, of_ranks: Mapping[int, State]) -> list[Hashable]:
         """The keys of a state: one for all its ranks together, and one for each rank alone. If parts are missing, there
         is no key for all ranks."""
-        sums = {rank: _parameters(state) for rank, state in of_ranks.items()}
+        sums = {rank: parameters_of(state) for rank, state in of_ranks.items()}
         all_there = {state.event.rank or 0 for state in self._states.get(number, ())} <= sums.keys()
         return [_key(sums.values(), all_there), *((rank, _key([own])) for rank, own in sums.items())]
 
@@ -226,7 +226,7 @@ def segment_at(segments: Sequence[Segment], local_step: int, mono_s: float) -> S
     return (begun or segments[:1])[-1]
 
 
-def _parameters(state: State) -> Sums:
+def parameters_of(state: State) -> Sums:
     """The check sums of the trained parameters. If no optimizer of torch trains any, of all parameters."""
     of = state.sums.get("parameters") or state.sums.get("frozen") or {}
     return _texts(of)
@@ -269,8 +269,7 @@ def _key(of_ranks: Iterable[Sums], add_up: bool = True) -> frozenset[tuple[str, 
 def _of_sums(name: str, texts: Collection[str]) -> tuple[str, Hashable]:
     """The key of the parameters, or of the moments, of a step that reported nothing but the sum `name`. It is made from
     the plain sums (check_sums.py), because a resumed process may have another order of the tensors."""
-    plain = [text[: -2 * _DIGITS] + text[-_DIGITS:] for text in texts]
-    return "moments" if "moments" in name else "parameters", _over_ranks(plain)
+    return "moments" if "moments" in name else "parameters", _over_ranks([*map(without_order, texts)])
 
 
 def _of_first(own: Executions, after: int, name: str) -> list[tuple[str, Hashable]]:

@@ -111,7 +111,7 @@ for n in range(4):
     rank.run(MODEL + alone)
     ran = rank.run(MODEL + staged, attempt=1)
     if "required positional argument: 'input_args'" in ran.output:
-        pytest.skip("this torch does not find out the shapes: it wants input_args")
+        pytest.skip("needs a torch whose pipelines find out their shapes, without input_args")
     assert ran.code == 0, ran.output
     assert rows(ran, 1) == rows(ran, 0)
     assert len({*rows(ran, 0)}) == 4
